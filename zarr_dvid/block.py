@@ -1,0 +1,291 @@
+"""DVID's compressed label blocks: bytes to voxels and back.
+
+A block is a grid of 8x8x8 sub-blocks with one table of labels; its layout is DVID's
+(``datatype/common/labels/compressed.go``), described in docs/format.md. Exports keep each block in a zstd frame; both
+forms are taken everywhere, told apart by zstd's magic number, which no block can start with.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import zstandard
+
+from zarr_dvid._native import core
+from zarr_dvid.errors import BlockError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+Voxels: TypeAlias = "npt.NDArray[np.uint64]"
+ShapeZYX: TypeAlias = tuple[int, int, int]
+Window: TypeAlias = tuple[slice, slice, slice]
+
+CHUNK_SHAPE: ShapeZYX = (64, 64, 64)
+"""Voxels of a block of an export, and of a chunk of its Zarr arrays."""
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_SUBBLOCK_MAX_BYTES = 8 * 512 + 2 + 4 * 512 + 64 * 9  # all 512 voxels differ, in a sub-block whose labels no other has
+_MAX_GRID = 128
+_decompressors = threading.local()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInfo:
+    """What a block's header and tables say, without its voxels.
+
+    Attributes:
+        shape: Voxels, (z, y, x).
+        grid: 8x8x8 sub-blocks, (z, y, x).
+        n_labels: Entries of the label table; repeats and unused ones count.
+        n_subblock_labels: Entries of all sub-blocks' tables together.
+        solid: Whether the block has one label and nothing else.
+        nbytes: Size of the bare block, in bytes.
+        nbytes_stored: Size as given, in bytes; less than `nbytes` for a zstd frame.
+        compressed: Whether it was given as a zstd frame.
+    """
+
+    shape: ShapeZYX
+    grid: ShapeZYX
+    n_labels: int
+    n_subblock_labels: int
+    solid: bool
+    nbytes: int
+    nbytes_stored: int
+    compressed: bool
+
+
+def max_block_nbytes(shape: ShapeZYX) -> int:
+    """Size in bytes of the largest block of this shape (z, y, x in voxels): the one whose voxels all differ."""
+    z, y, x = shape
+    return 16 + (z // 8) * (y // 8) * (x // 8) * _SUBBLOCK_MAX_BYTES
+
+
+def decode_block(
+    block: BytesLike,
+    *,
+    labels: npt.ArrayLike | None = None,
+    window: Sequence[slice] | None = None,
+    out: Voxels | None = None,
+) -> Voxels:
+    """Decodes a DVID block.
+
+    Args:
+        block: The block, bare or as one zstd frame.
+        labels: Label table to use in place of the block's own, of the same length; with the `labels` column of an
+            export's record this gives agglomerated labels. Shape (n_labels,), any integers that fit uint64.
+        window: Part to decode: slices along z, y and x in voxels, with step 1. Sub-blocks outside it are not decoded.
+        out: Array to decode into: uint64, writable, of the window's shape (z, y, x), contiguous along x and strided in
+            any way along z and y.
+
+    Returns:
+        uint64 voxels of the window's shape (z, y, x); `out` itself where it was given.
+
+    Raises:
+        BlockError: The block breaks a rule of its format, or `labels` has another length than its table.
+        ValueError: `window`, `labels` or `out` do not fit the block.
+    """
+    return decode_into(block, labels=labels, window=window, out=out)
+
+
+def decode_into(
+    block: BytesLike,
+    *,
+    labels: npt.ArrayLike | None = None,
+    window: Sequence[slice] | None = None,
+    out: Voxels | None = None,
+    expected_shape: ShapeZYX | None = None,
+) -> Voxels:
+    """`decode_block` for a caller that knows what shape (z, y, x) the block has to have, and refuses any other."""
+    plain = plain_block(block, expected_shape=expected_shape)
+    shape = _shape(plain)
+    if expected_shape is not None and shape != expected_shape:
+        raise BlockError("the block has another size", field="gx, gy, gz", offset_bytes=0, expected=expected_shape, found=shape)
+    start, wanted = _bounds(shape, window)
+    table = None if labels is None else _label_table(labels)
+    if out is None:
+        target = np.empty(wanted, np.uint64)
+    else:
+        _check_out(out, wanted)
+        target = out if out.flags.aligned else np.empty(wanted, np.uint64)
+    try:
+        core.decode_block(plain, table, start, target)
+    except core.Fault as fault:
+        raise block_error(fault) from None
+    if out is None:
+        return target
+    if target is not out:
+        out[...] = target
+    return out
+
+
+def encode_block(volume: Voxels) -> bytes:
+    """Encodes voxels as a bare DVID block, byte for byte as libdvid-cpp does, which most blocks of real exports are.
+
+    Sub-block tables ascend; the block's table is in the order of (first sub-block, label). The same voxels always give
+    the same bytes. DVID itself takes blocks of at least 16 voxels a side, and of an even number of sub-blocks unless
+    they are of one label.
+
+    Args:
+        volume: uint64, shape (z, y, x), each side a multiple of 8 from 8 to 1024 voxels.
+
+    Returns:
+        The block, not compressed.
+
+    Raises:
+        TypeError: `volume` is not uint64.
+        ValueError: Its shape can't be a block's.
+    """
+    volume = np.asarray(volume)
+    if volume.dtype != np.uint64:
+        raise TypeError(f"a block holds uint64 labels, not {volume.dtype}")
+    if volume.ndim != 3:
+        raise ValueError(f"a block has three dimensions (z, y, x), not {volume.ndim}")
+    if volume.strides[2] != 8 or any(stride % 8 for stride in volume.strides) or not volume.flags.aligned:
+        volume = np.ascontiguousarray(volume)
+    return core.encode_block(volume)
+
+
+def block_info(block: BytesLike) -> BlockInfo:
+    """Tells a block's grid, label count and sizes without decoding its voxels.
+
+    Everything but the packed values is checked.
+
+    Args:
+        block: The block, bare or as one zstd frame.
+
+    Raises:
+        BlockError: The block breaks a rule of its format.
+    """
+    plain = plain_block(block)
+    try:
+        grid, n_labels, n_subblock_labels, solid = core.inspect_block(plain)
+    except core.Fault as fault:
+        raise block_error(fault) from None
+    z, y, x = grid
+    return BlockInfo(
+        shape=(8 * z, 8 * y, 8 * x),
+        grid=grid,
+        n_labels=n_labels,
+        n_subblock_labels=n_subblock_labels,
+        solid=solid,
+        nbytes=len(plain),
+        nbytes_stored=memoryview(block).nbytes,
+        compressed=is_zstd(block),
+    )
+
+
+def is_zstd(data: BytesLike) -> bool:
+    """Whether the bytes start as a zstd frame does."""
+    return bytes(memoryview(data)[:4]) == _ZSTD_MAGIC
+
+
+def plain_block(block: BytesLike, *, expected_shape: ShapeZYX | None = None) -> BytesLike:
+    """Gives the bare block of a zstd frame, or what it got if that is no frame.
+
+    The frame must state its content size, and that must be one that a block of its grid can have: a frame that claims
+    more than a block of `expected_shape` (64^3 where that is not known) is opened for its first 16 bytes only, to learn
+    its grid, before memory for the rest is taken.
+
+    Raises:
+        BlockError: The frame is broken, or its size can't be a block's.
+    """
+    if not is_zstd(block):
+        return block
+    try:
+        frame = zstandard.get_frame_parameters(block)
+        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+            raise BlockError("the zstd frame does not state its content size", field="zstd frame", offset_bytes=4)
+        limit = max_block_nbytes(expected_shape or CHUNK_SHAPE)
+        if frame.content_size > limit and expected_shape is None:
+            limit = _limit_by_header(block)
+        if frame.content_size > limit:
+            raise BlockError(
+                "the zstd frame is too large for a block of its grid",
+                field="zstd frame",
+                offset_bytes=4,
+                expected=f"at most {limit} bytes",
+                found=f"{frame.content_size} bytes",
+            )
+        return _decompressor().decompress(block, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BlockError(f"the zstd frame is broken: {error}", field="zstd frame") from None
+
+
+def block_error(fault: core.Fault) -> BlockError:
+    """The native core's complaint about a block as a `BlockError`."""
+    field, rule, offset_bytes, expected, found = fault.args
+    return BlockError(f"{field} {rule}", field=field, offset_bytes=offset_bytes, expected=expected, found=found)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """This thread's own: they may not be shared, and are slow to make."""
+    found: zstandard.ZstdDecompressor | None = getattr(_decompressors, "zstd", None)
+    if found is None:
+        found = _decompressors.zstd = zstandard.ZstdDecompressor()
+    return found
+
+
+def _limit_by_header(frame: BytesLike) -> int:
+    with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(frame) as reader:
+        header = reader.read(16)
+    if len(header) < 16:
+        return 0
+    sides = struct.unpack_from("<3I", header)
+    if not all(1 <= side <= _MAX_GRID for side in sides):
+        return 0
+    n_labels = struct.unpack_from("<I", header, 12)[0]
+    n_subblocks = sides[0] * sides[1] * sides[2]
+    return 16 + 8 * min(n_labels, 512 * n_subblocks) + n_subblocks * (_SUBBLOCK_MAX_BYTES - 8 * 512)
+
+
+def _shape(plain: BytesLike) -> ShapeZYX:
+    """The shape that a bare block's header states. A block of more than 64^3 voxels is checked before it is believed."""
+    view = memoryview(plain)
+    sides = struct.unpack_from("<3I", view) if view.nbytes >= 24 else (0, 0, 0)
+    if not all(1 <= side <= 8 for side in sides):
+        try:
+            core.inspect_block(plain)
+        except core.Fault as fault:
+            raise block_error(fault) from None
+    gx, gy, gz = sides
+    return 8 * gz, 8 * gy, 8 * gx
+
+
+def _bounds(shape: ShapeZYX, window: Sequence[slice] | None) -> tuple[ShapeZYX, ShapeZYX]:
+    """First voxel and shape of a window, both (z, y, x)."""
+    if window is None:
+        return (0, 0, 0), shape
+    if len(window) != 3 or not all(isinstance(part, slice) for part in window):
+        raise ValueError(f"window must be three slices (z, y, x), not {window!r}")
+    if any(part.step not in (None, 1) for part in window):
+        raise ValueError(f"window must have step 1, not {window!r}")
+    ranges = [part.indices(size) for part, size in zip(window, shape, strict=True)]
+    z, y, x = ((start, max(0, stop - start)) for start, stop, _ in ranges)
+    return (z[0], y[0], x[0]), (z[1], y[1], x[1])
+
+
+def _label_table(labels: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    table: npt.NDArray[Any] = np.asarray(labels)
+    if table.size == 0:
+        table = table.astype(np.uint64)
+    if table.ndim != 1 or table.dtype.kind not in "iu" or (table.dtype.kind == "i" and table.min() < 0):
+        raise ValueError("labels must be one dimension of integers from 0 to 2**64 - 1")
+    return np.ascontiguousarray(table, dtype="<u8")
+
+
+def _check_out(out: Voxels, shape: ShapeZYX) -> None:
+    if out.dtype != np.uint64 or out.shape != shape:
+        raise ValueError(f"out must be uint64 of shape {shape}, not {out.dtype} of shape {out.shape}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writable")
+    if shape[2] > 1 and out.strides[2] != 8:
+        raise ValueError(f"out must be contiguous along x, its last axis, not strided by {out.strides[2]} bytes")
+    if out.strides[0] % 8 or out.strides[1] % 8:
+        raise ValueError(f"out must be strided by whole voxels, not by {out.strides} bytes")
