@@ -29,6 +29,7 @@ class Message:
     n_rows: int
     buffers: list[_Range]
 
+    def coordinate_buffers(self, layout: Layout) -> list[_Range]: ...
     def with_buffers(self, body_bytes: int, buffers: Sequence[_Range]) -> Message: ...
     def row(
         self, body: _Bytes, layout: Layout, row: int

@@ -33,6 +33,7 @@ CHUNK_SHAPE: ShapeZYX = (64, 64, 64)
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SUBBLOCK_MAX_BYTES = 8 * 512 + 2 + 4 * 512 + 64 * 9  # all 512 voxels differ, in a sub-block whose labels no other has
 _MAX_GRID = 128
+_MAX_WINDOW_BYTES = 8 << 20  # what zstd lets an encoder use and asks all decoders to support
 _decompressors = threading.local()
 
 
@@ -189,9 +190,10 @@ def is_zstd(data: BytesLike) -> bool:
 def plain_block(block: BytesLike, *, expected_shape: ShapeZYX | None = None) -> BytesLike:
     """Gives the bare block of a zstd frame, or what it got if that is no frame.
 
-    The frame must state its content size, and that must be one that a block of its grid can have: a frame that claims
-    more than a block of `expected_shape` (64^3 where that is not known) is opened for its first 16 bytes only, to learn
-    its grid, before memory for the rest is taken.
+    What a frame may hold is bounded before memory is taken for it: by what a block of `expected_shape` can be, or of 64^3
+    voxels where no shape is expected. There a frame that claims more is opened for its first 16 bytes, and its claim
+    must be one that a block of that grid can have. Frames that claim nothing exist: DVID's encoder leaves the content
+    size out where it is below 256 bytes.
 
     Raises:
         BlockError: The frame is broken, or its size can't be a block's.
@@ -200,22 +202,28 @@ def plain_block(block: BytesLike, *, expected_shape: ShapeZYX | None = None) -> 
         return block
     try:
         frame = zstandard.get_frame_parameters(block)
-        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
-            raise BlockError("the zstd frame does not state its content size", field="zstd frame", offset_bytes=4)
         limit = max_block_nbytes(expected_shape or CHUNK_SHAPE)
-        if frame.content_size > limit and expected_shape is None:
-            limit = _limit_by_header(block)
-        if frame.content_size > limit:
-            raise BlockError(
-                "the zstd frame is too large for a block of its grid",
-                field="zstd frame",
-                offset_bytes=4,
-                expected=f"at most {limit} bytes",
-                found=f"{frame.content_size} bytes",
-            )
-        return _decompressor().decompress(block, allow_extra_data=False)
+        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+            if frame.window_size > _MAX_WINDOW_BYTES:
+                raise _too_large("window", _MAX_WINDOW_BYTES, frame.window_size)
+        else:
+            if frame.content_size > limit and expected_shape is None:
+                limit = _limit_by_header(block)
+            if frame.content_size > limit:
+                raise _too_large("content", limit, frame.content_size)
+        return _decompressor().decompress(block, max_output_size=limit, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlockError(f"the zstd frame is broken: {error}", field="zstd frame") from None
+
+
+def _too_large(part: str, limit: int, found: int) -> BlockError:
+    return BlockError(
+        f"the zstd frame's {part} is too large for a block of its grid",
+        field="zstd frame",
+        offset_bytes=4,
+        expected=f"at most {limit} bytes",
+        found=f"{found} bytes",
+    )
 
 
 def block_error(fault: core.Fault) -> BlockError:
@@ -233,7 +241,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 
 
 def _limit_by_header(frame: BytesLike) -> int:
-    with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(frame) as reader:
+    with zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(frame) as reader:
         header = reader.read(16)
     if len(header) < 16:
         return 0

@@ -275,13 +275,34 @@ struct RowReader {
 
 }  // namespace detail
 
+inline void check_layout(const Message& message, const Layout& layout) {
+  if (message.nodes.size() != layout.n_nodes)
+    throw Fault("field nodes", "must be as many as in the schema", 0, layout.n_nodes, message.nodes.size());
+  if (message.buffers.size() != layout.n_buffers)
+    throw Fault("buffers", "must be as many as in the schema", 0, layout.n_buffers, message.buffers.size());
+}
+
+// The buffers of chunk_x, chunk_y and chunk_z: n_rows int32 each, compressed if the message is.
+inline std::vector<Extent> coordinate_buffers(const Message& message, const Layout& layout) {
+  check_layout(message, layout);
+  const detail::RowReader read{message, {}, 0};
+  std::vector<Extent> extents;
+  for (const Column* column : {&layout.x, &layout.y, &layout.z}) {
+    read.node("chunk coordinates", column->node, message.n_rows);
+    const Extent& buffer = message.buffers[static_cast<std::size_t>(column->buffer) + 1];
+    if (message.codec == BodyCodec::none && buffer.size_bytes / 4 < message.n_rows)
+      throw Fault("chunk coordinates", "must be as many as the batch has rows", buffer.offset_bytes, message.n_rows, buffer.size_bytes / 4);
+    extents.push_back(buffer);
+  }
+  return extents;
+}
+
 // Row `row` of an uncompressed record batch. `layout` must have come from the batch's schema.
 inline Row parse_row(const Message& message, Bytes body, const Layout& layout, std::uint64_t row) {
   if (message.kind != MessageKind::record_batch) throw Fault("message type", "must be a record batch (3)", 0, 3, static_cast<std::uint8_t>(message.kind));
   if (message.codec != BodyCodec::none) throw Fault("body compression", "must have been undone", 0, 0, 1);
   if (body.size != message.body_bytes) throw Fault("body", "must be as long as its message says", 0, message.body_bytes, body.size);
-  if (message.nodes.size() != layout.n_nodes) throw Fault("field nodes", "must be as many as in the schema", 0, layout.n_nodes, message.nodes.size());
-  if (message.buffers.size() != layout.n_buffers) throw Fault("buffers", "must be as many as in the schema", 0, layout.n_buffers, message.buffers.size());
+  check_layout(message, layout);
   if (row >= message.n_rows) throw Fault("row", "is past the end of its batch", 0, message.n_rows, row);
   const detail::RowReader read{message, body, row};
   return Row{read.value<std::int32_t>("chunk_x", layout.x),

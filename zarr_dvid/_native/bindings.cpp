@@ -198,6 +198,11 @@ NB_MODULE(_core, m) {
         for (const dvid::Extent& extent : self.buffers) ranges.push_back(range(extent));
         return ranges;
       })
+      .def("coordinate_buffers", [](const dvid::Message& self, const dvid::Layout& layout) {
+        std::vector<Range> ranges;
+        for (const dvid::Extent& extent : dvid::coordinate_buffers(self, layout)) ranges.push_back(range(extent));
+        return ranges;
+      }, nb::arg("layout"))
       .def("with_buffers", &with_buffers, nb::arg("body_bytes"), nb::arg("buffers"))
       .def("row", &parse_row, nb::arg("body"), nb::arg("layout"), nb::arg("row"));
 

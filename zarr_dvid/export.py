@@ -1,0 +1,221 @@
+"""An export: what is on disk, and the record of any chunk."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from zarr_dvid.block import BytesLike, decode_into, CHUNK_SHAPE
+from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, ShardError
+from zarr_dvid.reader import FileInfo, Reader, open_reader
+from zarr_dvid.record import Record, record_message
+from zarr_dvid.scale import Scale, group_files
+from zarr_dvid.shard import Shard
+from zarr_dvid.shard_index import Place
+from zarr_dvid.volume import XYZ, LoggedScale, VolumeInfo, parse_export_log, parse_info
+
+InfoLike = str | os.PathLike[str] | Mapping[str, Any]
+
+_SCALE_NAME = re.compile(r"s(0|[1-9]\d?)")
+_MAX_DOCUMENT_BYTES = 16 << 20
+
+
+class RecordBytes(bytes):
+    """A chunk's payload, a record-batch message of one row, that remembers where it came from.
+
+    Attributes:
+        path: Of its shard.
+        chunk_xyz: Of its chunk.
+    """
+
+    path: str
+    chunk_xyz: XYZ
+
+    def __new__(cls, data: BytesLike, *, path: str, chunk_xyz: XYZ) -> RecordBytes:
+        """Copies `data`."""
+        self = super().__new__(cls, data)
+        self.path, self.chunk_xyz = path, chunk_xyz
+        return self
+
+
+class Export:
+    """What DVID's `export-shards` wrote into a directory.
+
+    Nothing is read before it is needed: scales when they are first asked for, shards' indexes when a chunk of theirs is.
+
+    Args:
+        reader: Of the export's files.
+        info: A neuroglancer volume description: its URL or path, or the document itself.
+    """
+
+    def __init__(self, reader: Reader, *, info: InfoLike | None = None) -> None:
+        self.reader = reader
+        self._info_argument = info
+
+    @cached_property
+    def _root(self) -> dict[str, FileInfo]:
+        try:
+            return {entry.name: entry for entry in self.reader.list("")}
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ExportError(
+                "there is no export here", path=self.reader.url, expected="a directory with s0, s1, …", found=str(error),
+                advice="Give the directory that export-shards was told to write to",
+            ) from None  # fmt: skip
+
+    @cached_property
+    def info(self) -> VolumeInfo | None:
+        """The volume description: the one given, else `info` in the export, else None.
+
+        Raises:
+            ExportError: It can't be read or used.
+        """
+        argument = self._info_argument
+        if isinstance(argument, Mapping):
+            return parse_info(argument, "info=")
+        if argument is not None:
+            return parse_info(_read_document(os.fspath(argument)), os.fspath(argument))
+        if "info" in self._root and not self._root["info"].is_dir:
+            return parse_info(self._read_whole("info"), "info")
+        return None
+
+    @cached_property
+    def log(self) -> dict[int, LoggedScale]:
+        """What `export.log` tells of each scale; nothing where it is missing or tells none."""
+        if "export.log" not in self._root:
+            return {}
+        return parse_export_log(self._read_whole("export.log").decode("utf-8", "replace"))
+
+    @cached_property
+    def scales(self) -> dict[int, Scale]:
+        """The scales that are there, by number.
+
+        Raises:
+            ExportError: There are none, or the volume description does not fit them.
+        """
+        levels = sorted(int(m[1]) for name, e in self._root.items() if e.is_dir and (m := _SCALE_NAME.fullmatch(name)))
+        if not levels:
+            raise ExportError(
+                "there is no export here", path=self.reader.url, expected="directories s0, s1, …",
+                found=", ".join(sorted(self._root)[:8]) or "an empty directory",
+                advice="Give the directory that export-shards was told to write to",
+            )  # fmt: skip
+        info = self.info
+        if info is not None and levels[-1] >= len(info.sizes_xyz):
+            raise ExportError(
+                "the volume description has fewer scales than the export", path=info.source,
+                expected=f"at least {levels[-1] + 1} scales", found=len(info.sizes_xyz),
+                advice="Give the neuroglancer spec that the export was made with, as info=",
+            )  # fmt: skip
+        return {level: self._scale(level, info) for level in levels}
+
+    def _scale(self, level: int, info: VolumeInfo | None) -> Scale:
+        logged = self.log.get(level)
+        size = info.sizes_xyz[level] if info is not None else logged.size_xyz if logged is not None else None
+        if info is not None and logged is not None and logged.size_xyz != size:
+            warnings.warn(
+                f"s{level}: export.log gives the volume {logged.size_xyz} voxels (x, y, z), but {info.source} {size};"
+                " the latter is used",
+                ExportWarning,
+                stacklevel=2,
+            )
+        shards, _ = group_files(f"s{level}", self.reader.list(f"s{level}"))
+        sharding = info.shardings[level] if info is not None else None
+        return Scale(self.reader, level, shards, size_xyz=size, sharding=sharding)
+
+    def read_chunk(self, level: int, chunk_xyz: XYZ) -> RecordBytes | None:
+        """The payload of a chunk: its record-batch message, byte for byte as in the file where that holds one row.
+
+        Args:
+            level: Scale.
+            chunk_xyz: Chunk at that scale.
+
+        Returns:
+            The message, or None where a sound index says that the export does not have the chunk.
+
+        Raises:
+            ZarrDvidError: Its shard or index is missing or broken, or its record is not what the index promises.
+        """
+        found = [
+            self._read_place(shard, place, chunk_xyz)
+            for shard in self.scales[level].find(chunk_xyz)
+            for place in shard.index.places(chunk_xyz)
+        ]
+        if not found:
+            return None
+        first = found[0]
+        for shard, record, _ in found[1:]:
+            if not _same_voxels(first[1], record):
+                raise AmbiguousChunkError(
+                    "several records claim this chunk, and differ",
+                    path=shard.path,
+                    chunk_xyz=chunk_xyz,
+                    expected="one record, or equal ones",
+                    found=f"{len(found)} records",
+                )
+        return RecordBytes(first[2], path=first[0].path, chunk_xyz=chunk_xyz)
+
+    def _read_place(self, shard: Shard, place: Place, chunk_xyz: XYZ) -> tuple[Shard, Record, bytes]:
+        """A record, and a message of one row that holds it."""
+        try:
+            message = self.reader.read_ranges(shard.path, [(place.offset_bytes, place.size_bytes)])[0]
+        except FileNotFoundError as error:
+            raise ShardError(
+                "the shard vanished", path=shard.path, chunk_xyz=chunk_xyz, expected="a file", found=str(error)
+            ) from None
+        except ShardError as error:
+            raise error.located(chunk_xyz=chunk_xyz) from None
+        record = shard.parse(message, place, chunk_xyz)
+        if place.n_rows == 1 and shard.framing.layout.is_dvid:
+            return shard, record, message
+        return shard, record, reframe(record)
+
+    def _read_whole(self, path: str) -> bytes:
+        size = self._root[path].size_bytes
+        if size > _MAX_DOCUMENT_BYTES:
+            raise ExportError("the document is too large", path=path, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size)
+        return self.reader.read_ranges(path, [(0, size)])[0] if size else b""
+
+
+def reframe(record: Record) -> bytes:
+    """A record of a batch of many, or of other columns, as a message of one row in DVID's layout.
+
+    A dialect without `uncompressed_size` has bare blocks, whose length that is.
+    """
+    size = record.uncompressed_size
+    return record_message(
+        record.chunk_xyz,
+        labels=record.labels,
+        supervoxels=record.supervoxels,
+        block=record.block,
+        uncompressed_size=len(record.block) if size is None else size,
+    )
+
+
+def _same_voxels(one: Record, other: Record) -> bool:
+    if one == other:
+        return True
+    return all(
+        np.array_equal(
+            decode_into(one.block, labels=one_labels, expected_shape=CHUNK_SHAPE),
+            decode_into(other.block, labels=other_labels, expected_shape=CHUNK_SHAPE),
+        )
+        for one_labels, other_labels in ((None, None), (np.frombuffer(one.labels, "<u8"), np.frombuffer(other.labels, "<u8")))
+    )
+
+
+def _read_document(url: str) -> bytes:
+    directory, _, name = url.rpartition("/")
+    reader = open_reader(directory or ("/" if url.startswith("/") else "."))
+    try:
+        size = reader.size(name)
+        if size > _MAX_DOCUMENT_BYTES:
+            raise ExportError("the document is too large", path=url, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size)
+        return reader.read_ranges(name, [(0, size)])[0]
+    except FileNotFoundError as error:
+        raise ExportError("the volume description is missing", path=url, found=str(error), advice="Check info=") from None

@@ -1,0 +1,178 @@
+"""Where an export's bytes come from: a few files' listings and byte ranges, nothing more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from zarr_dvid.errors import ExportError, ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file or directory as a listing shows it.
+
+    Attributes:
+        name: Last part of its path.
+        size_bytes: Length of a file; 0 for a directory.
+        is_dir: Whether it is a directory.
+        version: Whatever the storage changes when the file is replaced (times, ETag); empty where it tells nothing.
+    """
+
+    name: str
+    size_bytes: int
+    is_dir: bool
+    version: str = ""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Reads an export's files; paths are relative to its root, with "/" between their parts.
+
+    Attributes:
+        url: The export's root, for messages. Never holds credentials.
+        key: Equal for readers of the same files, and for those only.
+        window_bytes: How many bytes are worth fetching in one read rather than asking twice.
+    """
+
+    url: str
+    key: Hashable
+    window_bytes: int
+
+    def list(self, path: str) -> list[FileInfo]:
+        """Entries of a directory, in no order. Raises FileNotFoundError where there is none."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Length of a file in bytes. Raises FileNotFoundError where there is none."""
+        ...
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Reads byte ranges, given as (offset, size), each whole.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ShardError: The file ends before a range does.
+        """
+        ...
+
+
+def short_read(path: str, offset: int, expected: int, found: int) -> ShardError:
+    """The error for a file that ended before a range did."""
+    return ShardError("the file ends inside a range", path=path, offset_bytes=offset, expected=f"{expected} bytes", found=found)
+
+
+class LocalReader:
+    """A directory of this machine. Files are opened for each read: nothing stays open, nothing is mapped.
+
+    A mapped file that somebody cuts while it is read would kill the process; `pread` only comes back short.
+    """
+
+    window_bytes = 1024
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root).absolute()
+        self.url = str(self._root)
+        self.key = self.url
+
+    def list(self, path: str) -> list[FileInfo]:
+        """See `Reader`."""
+        entries = []
+        with os.scandir(self._root / path) as scan:
+            for entry in scan:
+                stat = entry.stat()
+                is_dir = entry.is_dir()
+                entries.append(FileInfo(entry.name, 0 if is_dir else stat.st_size, is_dir, str(stat.st_mtime_ns)))
+        return entries
+
+    def size(self, path: str) -> int:
+        """See `Reader`."""
+        return (self._root / path).stat().st_size
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `Reader`."""
+        parts = []
+        file = os.open(self._root / path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            for offset, size in ranges:
+                part = os.pread(file, size, offset)
+                while len(part) < size and (more := os.pread(file, size - len(part), offset + len(part))):
+                    part += more
+                if len(part) != size:
+                    raise short_read(path, offset, size, len(part))
+                parts.append(part)
+        finally:
+            os.close(file)
+        return parts
+
+
+class FsspecReader:
+    """A directory of any fsspec filesystem."""
+
+    window_bytes = 1 << 20
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str) -> None:
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+        self.url = f"{protocol}://{self._root}"
+        self.key = (filesystem._fs_token, self._root)  # noqa: SLF001 - fsspec has no public name for its instances' key
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def list(self, path: str) -> list[FileInfo]:
+        """See `Reader`."""
+        entries = []
+        for entry in self._filesystem.ls(self._path(path), detail=True):
+            name = entry["name"].rstrip("/").rsplit("/", 1)[-1]
+            marks = (entry.get(key) for key in ("ETag", "etag", "mtime", "LastModified", "created"))
+            version = next((str(mark) for mark in marks if mark is not None), "")
+            entries.append(FileInfo(name, entry.get("size") or 0, entry["type"] == "directory", version))
+        return entries
+
+    def size(self, path: str) -> int:
+        """See `Reader`."""
+        return int(self._filesystem.info(self._path(path))["size"])
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `Reader`."""
+        paths = [self._path(path)] * len(ranges)
+        starts = [offset for offset, _ in ranges]
+        ends = [offset + size for offset, size in ranges]
+        parts: list[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
+        for (offset, size), part in zip(ranges, parts, strict=True):
+            if len(part) != size:
+                raise short_read(path, offset, size, len(part))
+        return parts
+
+
+def open_reader(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Reader:
+    """Gives the reader for an export's URL or path.
+
+    Args:
+        url: A local path, a ``file://`` URL, or a URL of any fsspec filesystem, chained ones included.
+        storage_options: Options of that filesystem, in fsspec's terms.
+
+    Raises:
+        ExportError: `url` names no filesystem that is known, or its package is not installed.
+    """
+    text = os.fspath(url)
+    if "::" not in text:
+        if "://" not in text:
+            return LocalReader(Path(text).expanduser())
+        if text.startswith(("file://", "local://")):
+            return LocalReader(text.split("://", 1)[1])
+    try:
+        filesystem, root = url_to_fs(text, **(storage_options or {}))
+    except (ImportError, ValueError) as error:
+        raise ExportError(
+            "the URL can't be opened", path=text.split("?", 1)[0], found=str(error), advice="Install the package that it names"
+        ) from None
+    return FsspecReader(filesystem, root)

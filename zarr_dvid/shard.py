@@ -1,0 +1,249 @@
+"""A shard: an Arrow file of records with an index beside it, checked against each other."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError
+from zarr_dvid.reader import FileInfo, Reader
+from zarr_dvid.record import Record, parse_batch
+from zarr_dvid.reconcile import Places, check_against_records, check_same_chunks, places_by_offset, records_by_place, wrong_end
+from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index, tell_units
+from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
+from zarr_dvid.walk import Framing, Walk, is_end_mark, read_framing, walk_records
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+
+_INDEX_BYTES_A_RECORD = 160  # seven numbers of 20 digits, or a JSON key and a number with its white space
+_SMALLEST_RECORD_BYTES = 32  # of one in a batch of many
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFiles:
+    """The files of one shard, as a listing of its scale's directory shows them.
+
+    Attributes:
+        directory: Of the scale, relative to the export's root.
+        origin_voxel: First voxel (x, y, z) of the shard's cube, which is its name.
+        arrow: The shard itself, or None where only an index is there.
+        indexes: Its index files: `.csv`, `-offsets.csv`, `.json`, whichever exist.
+    """
+
+    directory: str
+    origin_voxel: tuple[int, int, int]
+    arrow: FileInfo | None
+    indexes: tuple[FileInfo, ...]
+
+    @property
+    def path(self) -> str:
+        """Of the shard, relative to the export's root."""
+        return f"{self.directory}/{'_'.join(map(str, self.origin_voxel))}.arrow"
+
+    @property
+    def version(self) -> tuple[tuple[str, int, str], ...]:
+        """Changes when any of the files does, as far as the storage tells."""
+        files = [self.arrow] if self.arrow else []
+        return tuple((file.name, file.size_bytes, file.version) for file in (*files, *self.indexes))
+
+    @property
+    def index_bytes(self) -> int:
+        """Length of the index files together."""
+        return sum(file.size_bytes for file in self.indexes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cube:
+    """What may be known of a scale when one of its shards is read.
+
+    Attributes:
+        side_voxels: Side of a shard's cube (or a multiple of it), or 0 where that is not known.
+        grid_xyz: Chunks of the volume, or None where that is not known.
+    """
+
+    side_voxels: int
+    grid_xyz: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """A shard that is ready to be read.
+
+    Attributes:
+        framing: How its file is laid out.
+        index: Which record holds which chunk.
+        units: What its records' coordinates count.
+        dialect: Of its index and its blocks, in words.
+    """
+
+    framing: Framing
+    index: ShardIndex
+    units: Units
+    dialect: str
+
+    @property
+    def path(self) -> str:
+        """Of the file, relative to the export's root."""
+        return self.framing.path
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.index.nbytes + 2048
+
+    def parse(self, message: bytes, place: Place, chunk_xyz: tuple[int, int, int]) -> Record:
+        """Parses a message that was read from `place`, and checks that its row is the chunk that was asked for.
+
+        Raises:
+            RecordError: The message is torn, or holds another chunk.
+        """
+        try:
+            batch = parse_batch(message, self.framing.layout)
+            if batch.n_rows != place.n_rows:
+                raise RecordError("the record batch has another number of rows than the index says", expected=place.n_rows, found=batch.n_rows)
+            record = batch.record(place.row)
+        except RecordError as error:
+            error.offset_bytes = place.offset_bytes + (error.offset_bytes or 0)
+            raise error.located(path=self.path, chunk_xyz=chunk_xyz) from None
+        step = 64 if self.units == "voxels" else 1
+        if record.chunk_xyz != tuple(step * c for c in chunk_xyz):
+            raise RecordError(
+                "the index points to the record of another chunk",
+                path=self.path,
+                chunk_xyz=chunk_xyz,
+                offset_bytes=place.offset_bytes,
+                expected=tuple(step * c for c in chunk_xyz),
+                found=record.chunk_xyz,
+                advice="The shard was probably exported twice into one directory, or its index is another export's; export it again",
+            )
+        return record
+
+
+def load_shard(reader: Reader, files: ShardFiles, cube: Cube) -> Shard:
+    """Reads a shard's framing and index, and checks all that can be checked without reading its records.
+
+    Raises:
+        ShardError: The shard is missing, empty, torn, or no shard.
+        ShardIndexError: Its index is empty, cut, or contradicts the shard or itself.
+    """
+    path = files.path
+    if files.arrow is None:
+        raise ShardError("the shard is missing, though its index is there", path=path, expected="a file", found="none")
+    try:
+        framing = read_framing(reader, path, files.arrow.size_bytes)
+        sources = read_index_rows(reader, files, footer=framing.footer)
+        if sources and sources[0].offset_bytes is not None:
+            xyz, places, units, walk = _by_offset(reader, files, cube, framing, sources)
+        else:
+            xyz, places, units, walk = _by_record(reader, files, cube, framing, sources)
+    except FileNotFoundError as error:
+        raise ShardError("a file of the shard vanished while it was read", path=path, found=str(error)) from None
+    if not sources:
+        _warn(f"{path}: the shard has no index; it was indexed from its {len(xyz)} records")
+    if not len(xyz):
+        _warn(f"{path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
+    chunks_xyz = to_chunks(xyz, units, path)
+    index = build_index(chunks_xyz, places.offset_bytes, places.size_bytes, places.row)
+    return Shard(framing, index, units, _dialect(framing, sources, walk))
+
+
+def _by_offset(
+    reader: Reader, files: ShardFiles, cube: Cube, framing: Framing, sources: list[IndexRows]
+) -> tuple[Ints, Places, Units, Walk | None]:
+    """Coordinates and places from an index that has offsets; its records stay unread, unless it counts in voxels."""
+    rows = sources[0]
+    places = places_by_offset(rows, framing)
+    end = places.end or framing.records_at
+    if end != framing.records_end and not is_end_mark(reader, framing, end):
+        raise wrong_end(rows, end, framing)
+    for other in sources[1:]:
+        check_same_chunks(rows, other)
+    units = units_of(rows.xyz, files, cube)
+    if units == "chunks":
+        return rows.xyz, places, units, None
+    # No DVID wrote voxels, only its first documents have them: whether the records do too has to be seen.
+    walk = walk_records(reader, framing)
+    check_against_records(rows, records_by_place(places, walk, rows.path), walk)
+    return rows.xyz, places, units, walk
+
+
+def _by_record(
+    reader: Reader, files: ShardFiles, cube: Cube, framing: Framing, sources: list[IndexRows]
+) -> tuple[Ints, Places, Units, Walk]:
+    """Coordinates and places from the records themselves, checked against whatever index there is."""
+    walk = walk_records(reader, framing)
+    for rows in sources:
+        assert rows.record is not None  # noqa: S101 - for mypy; rows without offsets have records
+        check_against_records(rows, rows.record, walk)
+    places = Places(walk.offset_bytes, walk.size_bytes, walk.row)
+    return walk.xyz, places, units_of(walk.xyz, files, cube), walk
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ExportWarning, stacklevel=3)
+
+
+def read_index_rows(reader: Reader, files: ShardFiles, *, footer: tuple[int, int] | None) -> list[IndexRows]:
+    """Reads and parses a shard's index files and footer, the ones with offsets first.
+
+    Raises:
+        ShardIndexError: One of them is empty, cut or of unknown form.
+    """
+    arrow_bytes = files.arrow.size_bytes if files.arrow else 0
+    limit = _INDEX_BYTES_A_RECORD * (arrow_bytes // _SMALLEST_RECORD_BYTES) + (1 << 16)
+    sources = []
+    for file in files.indexes:
+        path = f"{files.directory}/{file.name}"
+        if file.size_bytes > limit:
+            raise ShardIndexError("the index is larger than any index of this shard", path=path, expected=f"at most {limit} bytes", found=file.size_bytes)
+        data = reader.read_ranges(path, [(0, file.size_bytes)])[0] if file.size_bytes else b""
+        sources.append(parse_json(data, path) if file.name.endswith(".json") else parse_csv(data, path))
+    if footer is not None:
+        sources.append(parse_json(reader.read_ranges(files.path, [footer])[0], files.path, dialect="json footer"))
+    return sorted(sources, key=lambda rows: rows.offset_bytes is None)
+
+
+def to_chunks(xyz: Ints, units: Units, path: str) -> Ints:
+    """Coordinates as chunks.
+
+    Raises:
+        ShardIndexError: Some can't be any chunk's.
+    """
+    chunks: Ints = xyz // 64 if units == "voxels" else xyz
+    if len(chunks) and not (chunks.min() >= 0 and chunks.max() < MAX_CHUNKS_A_SIDE):
+        worst = chunks[((chunks < 0) | (chunks >= MAX_CHUNKS_A_SIDE)).any(axis=1)][0]
+        raise ShardIndexError("the index has an impossible chunk", path=path, expected=f"0 to {MAX_CHUNKS_A_SIDE - 1}", found=tuple(worst.tolist()))
+    return chunks
+
+
+def units_of(xyz: Ints, files: ShardFiles, cube: Cube) -> Units:
+    """What a shard's coordinates count.
+
+    Raises:
+        ShardIndexError: It can't be told.
+    """
+    units = tell_units(xyz, origin_voxel=files.origin_voxel, cube_voxels=cube.side_voxels, grid_xyz=cube.grid_xyz)
+    if units is None:
+        raise ShardIndexError(
+            "whether the coordinates count chunks or voxels can't be told",
+            path=files.path,
+            expected="one that fits the file's name and the volume",
+            found=f"{tuple(xyz[xyz.any(axis=1)][0].tolist())}, which fits as both or as neither",
+            advice="Give the volume's size with info=, which tells them apart",
+        )
+    return units
+
+
+def _dialect(framing: Framing, sources: list[IndexRows], walk: Walk | None) -> str:
+    parts = ["Arrow file" if framing.is_file_format else "Arrow stream"]
+    parts += sorted({rows.dialect for rows in sources}) or ["no index"]
+    parts.append("zstd blocks" if framing.layout.says_zstd else "raw blocks")
+    if walk is not None and walk.n_batches and walk.n_batches < len(walk.xyz):
+        parts.append("several rows a batch")
+    return ", ".join(parts)
