@@ -1,5 +1,37 @@
 """DVID's sharded exports as Zarr, with no conversion."""
 
 from zarr_dvid.block import BlockInfo, block_info, decode_block, encode_block
+from zarr_dvid.codec import DvidBlockCodec
+from zarr_dvid.errors import (
+    AmbiguousChunkError,
+    BlockError,
+    ExportError,
+    ExportWarning,
+    ReadOnlyError,
+    RecordError,
+    ShardError,
+    ShardIndexError,
+    ZarrDvidError,
+)
+from zarr_dvid.filesystem import DvidFileSystem
+from zarr_dvid.store import DvidStore, open
 
-__all__ = ["BlockInfo", "block_info", "decode_block", "encode_block"]
+__all__ = [
+    "AmbiguousChunkError",
+    "BlockError",
+    "BlockInfo",
+    "DvidBlockCodec",
+    "DvidFileSystem",
+    "DvidStore",
+    "ExportError",
+    "ExportWarning",
+    "ReadOnlyError",
+    "RecordError",
+    "ShardError",
+    "ShardIndexError",
+    "ZarrDvidError",
+    "block_info",
+    "decode_block",
+    "encode_block",
+    "open",
+]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from zarr_dvid.block import BytesLike, decode_into, CHUNK_SHAPE
+from zarr_dvid.block import CHUNK_SHAPE, decode_into
 from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, ShardError
 from zarr_dvid.reader import FileInfo, Reader, open_reader
-from zarr_dvid.record import Record, record_message
+from zarr_dvid.record import Record, RecordBytes, record_message
 from zarr_dvid.scale import Scale, group_files
 from zarr_dvid.shard import Shard
 from zarr_dvid.shard_index import Place
@@ -24,24 +24,6 @@ InfoLike = str | os.PathLike[str] | Mapping[str, Any]
 
 _SCALE_NAME = re.compile(r"s(0|[1-9]\d?)")
 _MAX_DOCUMENT_BYTES = 16 << 20
-
-
-class RecordBytes(bytes):
-    """A chunk's payload, a record-batch message of one row, that remembers where it came from.
-
-    Attributes:
-        path: Of its shard.
-        chunk_xyz: Of its chunk.
-    """
-
-    path: str
-    chunk_xyz: XYZ
-
-    def __new__(cls, data: BytesLike, *, path: str, chunk_xyz: XYZ) -> RecordBytes:
-        """Copies `data`."""
-        self = super().__new__(cls, data)
-        self.path, self.chunk_xyz = path, chunk_xyz
-        return self
 
 
 class Export:
@@ -159,6 +141,14 @@ class Export:
                     found=f"{len(found)} records",
                 )
         return RecordBytes(first[2], path=first[0].path, chunk_xyz=chunk_xyz)
+
+    def payload_nbytes(self, level: int, chunk_xyz: XYZ) -> int | None:
+        """Length of a chunk's payload, or None where that is not known before it is made."""
+        for shard in self.scales[level].find(chunk_xyz):
+            place = shard.index.places(chunk_xyz)[0]
+            if place.n_rows == 1 and shard.framing.layout.is_dvid:
+                return place.size_bytes
+        return None
 
     def _read_place(self, shard: Shard, place: Place, chunk_xyz: XYZ) -> tuple[Shard, Record, bytes]:
         """A record, and a message of one row that holds it."""

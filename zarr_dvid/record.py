@@ -121,6 +121,24 @@ class RecordBatch:
         return Record(xyz, part[0], part[1], part[2], size if size >= 0 else None)
 
 
+class RecordBytes(bytes):
+    """A chunk's payload, a record-batch message of one row, that remembers where it came from.
+
+    Attributes:
+        path: Of its shard.
+        chunk_xyz: Of its chunk.
+    """
+
+    path: str
+    chunk_xyz: tuple[int, int, int]
+
+    def __new__(cls, data: BytesLike, *, path: str, chunk_xyz: tuple[int, int, int]) -> RecordBytes:
+        """Copies `data`."""
+        self = super().__new__(cls, data)
+        self.path, self.chunk_xyz = path, chunk_xyz
+        return self
+
+
 def record_error(fault: core.Fault) -> RecordError:
     """The native core's complaint about a message as a `RecordError`."""
     field, rule, offset_bytes, expected, found = fault.args

@@ -16,7 +16,7 @@ from zarr_dvid.cache import ByteBoundedCache
 from zarr_dvid.errors import ExportError, ExportWarning, ShardIndexError, ZarrDvidError
 from zarr_dvid.reader import FileInfo, Reader
 from zarr_dvid.shard import Cube, Shard, ShardFiles, load_shard, read_index_rows, to_chunks, units_of
-from zarr_dvid.shard_index import CHUNK_VOXELS, chunk_key, to_keys
+from zarr_dvid.shard_index import CHUNK_VOXELS, chunk_key, from_keys, to_keys
 from zarr_dvid.volume import XYZ, Sharding, grid_of
 
 if TYPE_CHECKING:
@@ -181,6 +181,24 @@ class Scale:
         if first == last and placement.broken:
             raise placement.broken[0].located(chunk_xyz=chunk_xyz)
         return [self.load(origin) for origin in dict.fromkeys(placement.origins[first:last])]
+
+    def occupied(self) -> Iterator[Ints]:
+        """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard.
+
+        Chunks past the end of the volume are left out.
+
+        Raises:
+            ShardIndexError: The index of a shard can't be trusted.
+        """
+        placement = self._checked_placement()
+        if placement.is_scattered:
+            if placement.broken:
+                raise placement.broken[0]
+            tables: Iterator[Ints] = iter([from_keys(np.unique(placement.keys))])
+        else:
+            tables = (np.unique(self._chunks_of(files), axis=0) for files in self.shards.values())
+        for chunks in tables:
+            yield chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
 
     def _checked_placement(self) -> Placement:
         """Whether chunks lie in the cubes of their files; looked into once, when a chunk is first said to be absent.

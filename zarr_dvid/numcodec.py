@@ -1,0 +1,42 @@
+"""The numcodecs codec `dvid_block`, for Zarr v2 arrays, kerchunk references, or by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numcodecs.abc import Codec
+from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
+
+from zarr_dvid.block import Voxels, encode_block, decode_into
+from zarr_dvid.codec import CODEC_NAME, Framing, check_configuration
+from zarr_dvid.voxels import Values, decode_payload
+
+
+class DvidBlock(Codec):  # type: ignore[misc]
+    """Decodes, and for bare blocks encodes, uint64 arrays (z, y, x) as DVID blocks.
+
+    Args:
+        values: "labels" (agglomerated) or "supervoxels"; by default what the framing has.
+        framing: "block" or "record"; see `zarr_dvid.codec.DvidBlockCodec`.
+    """
+
+    codec_id = CODEC_NAME
+
+    def __init__(self, *, values: Values | None = None, framing: Framing = "block") -> None:
+        self.values, self.framing = check_configuration(values, framing)
+
+    def encode(self, buf: Any) -> bytes:
+        """Encodes a uint64 array of shape (z, y, x) as a bare block."""
+        if self.framing == "record":
+            raise TypeError(f"{CODEC_NAME} can't encode records; use framing='block'")
+        return encode_block(np.asarray(buf))
+
+    def decode(self, buf: Any, out: Any = None) -> Voxels:
+        """Decodes a block or record to uint64 voxels of shape (z, y, x); into `out` where it is given."""
+        data = ensure_contiguous_ndarray(buf).data
+        if self.framing == "record":
+            voxels = decode_payload(data, values=self.values, shape=(64, 64, 64))
+        else:
+            voxels = decode_into(data)
+        return voxels if out is None else ndarray_copy(voxels, out)

@@ -1,0 +1,189 @@
+"""The Zarr store over an export."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+
+from zarr_dvid.errors import ReadOnlyError
+from zarr_dvid.export import InfoLike
+from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name
+from zarr_dvid.reader import open_reader
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+T = TypeVar("T")
+_LISTED_AT_ONCE = 1000
+
+
+class DvidStore(Store):
+    """A read-only Zarr v3 store over what DVID's `export-shards` wrote.
+
+    The hierarchy has a group `s0`, `s1`, … for each scale, with arrays `labels` (agglomerated) and `supervoxels`, uint64
+    (z, y, x) in chunks of 64^3, fill value 0, and coordinates `z`, `y`, `x`. Chunk values are records of the export.
+
+    A chunk that a sound index does not have is absent. One that it has and that can't be read raises, as does every
+    chunk of a shard whose index is missing or broken.
+
+    Args:
+        url: The export's directory: a path, or a URL of any fsspec filesystem.
+        info: A neuroglancer volume description: its path or URL, or the document itself. Gives the volume's size and
+            voxel size; without it `info` in the export, `export.log` or the index tell what they can.
+        voxel_size: Nanometres at scale 0, one number or (z, y, x); overrides that of `info`.
+        storage_options: Options of the URL's filesystem, in fsspec's terms.
+
+    Raises:
+        ExportError: Once something is read: there is no export, or its parts contradict each other.
+    """
+
+    supports_writes = False
+    supports_deletes = False
+    supports_listing = True
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        info: InfoLike | None = None,
+        voxel_size: VoxelSize | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(read_only=True)
+        self._options: dict[str, Any] = {
+            "info": dict(info) if isinstance(info, Mapping) else os.fspath(info) if info is not None else None,
+            "voxel_size": voxel_size,
+            "storage_options": dict(storage_options) if storage_options else None,
+        }
+        self.url = os.fspath(url)
+        self.hierarchy = Hierarchy(
+            functools.partial(open_reader, self.url, self._options["storage_options"]),
+            name=export_name(self.url),
+            info=self._options["info"],
+            voxel_size=voxel_size,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, **{name: value for name, value in self._options.items() if value is not None}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        DvidStore.__init__(self, **state)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.__getstate__() == other.__getstate__()
+
+    __hash__ = None  # type: ignore[assignment] # options may be any JSON
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def with_read_only(self, read_only: bool = False) -> DvidStore:  # noqa: FBT001, FBT002 - zarr's signature
+        """A store over the same export; it can't be made writable."""
+        if not read_only:
+            self._check_writable()
+        return type(self)(self.url, **self._options)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """See `zarr.abc.store.Store.get`."""
+        value = await asyncio.to_thread(self.hierarchy.get, key)
+        return None if value is None else prototype.buffer.from_bytes(cut(value, byte_range))
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """See `zarr.abc.store.Store.get_partial_values`."""
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        """See `zarr.abc.store.Store.exists`. For a chunk the index answers; its record is not read."""
+        return await asyncio.to_thread(self.hierarchy.exists, key)
+
+    async def list(self) -> AsyncIterator[str]:
+        """All keys; those of chunks come shard by shard from the index."""
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """All keys that start with a prefix."""
+        keys = self.hierarchy.keys(prefix)
+        while part := await asyncio.to_thread(_take, keys, _LISTED_AT_ONCE):
+            for key in part:
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Names of what lies directly below a prefix."""
+        for name in await asyncio.to_thread(self.hierarchy.children, prefix) or ():
+            yield name
+
+    def _check_writable(self) -> None:
+        raise ReadOnlyError("an export can't be written to", path=self.url)
+
+    async def set(self, key: str, value: Buffer) -> NoReturn:
+        """Refused.
+
+        Raises:
+            ReadOnlyError: Always.
+        """
+        self._refuse(key)
+
+    async def delete(self, key: str) -> NoReturn:
+        """Refused.
+
+        Raises:
+            ReadOnlyError: Always.
+        """
+        self._refuse(key)
+
+    def _refuse(self, key: str) -> NoReturn:
+        raise ReadOnlyError(f"an export can't be written to; tried {key!r}", path=self.url)
+
+
+def cut(value: bytes, byte_range: ByteRequest | None) -> bytes:
+    """The part of a value that a byte request of zarr's asks for.
+
+    Raises:
+        ValueError: It is no byte request.
+    """
+    match byte_range:
+        case None:
+            return value
+        case RangeByteRequest(start, end):
+            return value[start:end]
+        case OffsetByteRequest(offset):
+            return value[offset:]
+        case SuffixByteRequest(suffix):
+            return value[max(0, len(value) - suffix) :]
+        case _:
+            raise ValueError(f"Unexpected byte_range, got {byte_range}.")
+
+
+def _take(items: Iterator[T], n: int) -> list[T]:
+    return [item for item, _ in zip(items, range(n), strict=False)]
+
+
+def open(  # noqa: A001 - as zarr.open
+    url: str | os.PathLike[str], **options: Any
+) -> zarr.Group:
+    """Opens an export as a Zarr group.
+
+    Args:
+        url: The export's directory: a path, or a URL of any fsspec filesystem.
+        **options: As of `DvidStore`: `info`, `voxel_size`, `storage_options`.
+
+    Returns:
+        The root group; `group["s0/labels"]` is the array of scale 0.
+
+    Raises:
+        ExportError: There is no export, or its parts contradict each other.
+    """
+    import zarr
+
+    return zarr.open_group(DvidStore(url, **options), mode="r")
