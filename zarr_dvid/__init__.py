@@ -15,6 +15,7 @@ from zarr_dvid.errors import (
 )
 from zarr_dvid.filesystem import DvidFileSystem
 from zarr_dvid.store import DvidStore, open
+from zarr_dvid.writer import write_export
 
 __all__ = [
     "AmbiguousChunkError",
@@ -34,4 +35,5 @@ __all__ = [
     "decode_block",
     "encode_block",
     "open",
+    "write_export",
 ]

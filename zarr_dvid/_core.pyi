@@ -6,7 +6,7 @@ import numpy.typing as npt
 _Bytes = bytes | bytearray | memoryview
 _Range = tuple[int, int]
 
-class Fault(ValueError):
+class Fault(ValueError):  # noqa: N818 - it is caught and turned into an error with a place
     """Arguments: field, rule, offset in bytes, expected, found."""
 
 class Field:

@@ -107,7 +107,9 @@ def decode_into(
     plain = plain_block(block, expected_shape=expected_shape)
     shape = _shape(plain)
     if expected_shape is not None and shape != expected_shape:
-        raise BlockError("the block has another size", field="gx, gy, gz", offset_bytes=0, expected=expected_shape, found=shape)
+        raise BlockError(
+            "the block has another size", field="gx, gy, gz", offset_bytes=0, expected=expected_shape, found=shape
+        )
     start, wanted = _bounds(shape, window)
     table = None if labels is None else _label_table(labels)
     if out is None:
@@ -245,11 +247,10 @@ def _limit_by_header(frame: BytesLike) -> int:
         header = reader.read(16)
     if len(header) < 16:
         return 0
-    sides = struct.unpack_from("<3I", header)
-    if not all(1 <= side <= _MAX_GRID for side in sides):
+    gx, gy, gz, n_labels = (int(field) for field in struct.unpack_from("<4I", header))
+    if not all(1 <= side <= _MAX_GRID for side in (gx, gy, gz)):
         return 0
-    n_labels = struct.unpack_from("<I", header, 12)[0]
-    n_subblocks = sides[0] * sides[1] * sides[2]
+    n_subblocks = gx * gy * gz
     return 16 + 8 * min(n_labels, 512 * n_subblocks) + n_subblocks * (_SUBBLOCK_MAX_BYTES - 8 * 512)
 
 

@@ -97,7 +97,9 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
             raise ValueError(f"{CODEC_NAME} holds three dimensions (z, y, x), not {len(shape)}")
         chunk_shape = getattr(chunk_grid, "chunk_shape", (8, 8, 8))
         if any(side % 8 or not 8 <= side <= 1024 for side in chunk_shape):
-            raise ValueError(f"{CODEC_NAME} needs chunks of a multiple of 8 voxels, 8 to 1024, not {tuple(chunk_shape)}")
+            raise ValueError(
+                f"{CODEC_NAME} needs chunks of a multiple of 8 voxels, 8 to 1024, not {tuple(chunk_shape)}"
+            )
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
         """Not known before a chunk is encoded."""

@@ -168,7 +168,9 @@ class Export:
     def _read_whole(self, path: str) -> bytes:
         size = self._root[path].size_bytes
         if size > _MAX_DOCUMENT_BYTES:
-            raise ExportError("the document is too large", path=path, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size)
+            raise ExportError(
+                "the document is too large", path=path, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size
+            )
         return self.reader.read_ranges(path, [(0, size)])[0] if size else b""
 
 
@@ -195,7 +197,10 @@ def _same_voxels(one: Record, other: Record) -> bool:
             decode_into(one.block, labels=one_labels, expected_shape=CHUNK_SHAPE),
             decode_into(other.block, labels=other_labels, expected_shape=CHUNK_SHAPE),
         )
-        for one_labels, other_labels in ((None, None), (np.frombuffer(one.labels, "<u8"), np.frombuffer(other.labels, "<u8")))
+        for one_labels, other_labels in (
+            (None, None),
+            (np.frombuffer(one.labels, "<u8"), np.frombuffer(other.labels, "<u8")),
+        )
     )
 
 
@@ -205,7 +210,11 @@ def _read_document(url: str) -> bytes:
     try:
         size = reader.size(name)
         if size > _MAX_DOCUMENT_BYTES:
-            raise ExportError("the document is too large", path=url, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size)
+            raise ExportError(
+                "the document is too large", path=url, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size
+            )
         return reader.read_ranges(name, [(0, size)])[0]
     except FileNotFoundError as error:
-        raise ExportError("the volume description is missing", path=url, found=str(error), advice="Check info=") from None
+        raise ExportError(
+            "the volume description is missing", path=url, found=str(error), advice="Check info="
+        ) from None

@@ -59,7 +59,7 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if self.target_protocol is None:
             return open_reader(self.fo, self.target_options)
         target = fsspec.filesystem(self.target_protocol, **self.target_options)
-        root = target._strip_protocol(self.fo)  # noqa: SLF001 - fsspec's own way to get a target's path
+        root = target._strip_protocol(self.fo)
         return LocalReader(root) if self.target_protocol in _LOCAL else FsspecReader(target, root)
 
     @classmethod

@@ -47,7 +47,7 @@ class Hierarchy:
         self._open_reader = open_reader
         self._name = name
         self._info = info
-        self._voxel_size = _three_sizes(voxel_size)
+        self.voxel_size = _three_sizes(voxel_size)
 
     @cached_property
     def export(self) -> Export:
@@ -59,7 +59,9 @@ class Hierarchy:
         """Where the voxels of all scales are."""
         info = self.export.info
         shapes = {level: scale.size_xyz[::-1] for level, scale in self.export.scales.items()}
-        voxel_size = self._voxel_size or (info and info.voxel_size_xyz[::-1])
+        voxel_size = self.voxel_size
+        if voxel_size is None and info is not None and info.voxel_size_xyz is not None:
+            voxel_size = info.voxel_size_xyz[::-1]
         return Grid(shapes, voxel_size or (1.0, 1.0, 1.0), "nanometer" if voxel_size else "voxel")
 
     @cached_property
@@ -175,7 +177,9 @@ def export_name(url: str) -> str:
 def _three_sizes(voxel_size: VoxelSize | None) -> tuple[float, float, float] | None:
     if voxel_size is None:
         return None
-    sizes = [float(size) for size in (voxel_size if isinstance(voxel_size, Sequence | np.ndarray) else [voxel_size] * 3)]
+    sizes = [
+        float(size) for size in (voxel_size if isinstance(voxel_size, Sequence | np.ndarray) else [voxel_size] * 3)
+    ]
     if len(sizes) != 3 or not all(0 < size < float("inf") for size in sizes):
         raise ExportError(
             "the voxel size can't be used", expected="one positive number, or three (z, y, x)", found=voxel_size,

@@ -8,7 +8,7 @@ import numpy as np
 from numcodecs.abc import Codec
 from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
-from zarr_dvid.block import Voxels, encode_block, decode_into
+from zarr_dvid.block import Voxels, decode_into, encode_block
 from zarr_dvid.codec import CODEC_NAME, Framing, check_configuration
 from zarr_dvid.voxels import Values, decode_payload
 

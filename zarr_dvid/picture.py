@@ -79,7 +79,7 @@ def _palette() -> npt.NDArray[np.uint8]:
     index = np.arange(n)
     hue = index // 4 * (2 * np.pi / (n // 4))
     # Yellows look muddy where blues look fresh.
-    lightness = np.array([0.60, 0.68, 0.76, 0.83])[index % 4] + 0.06 * np.cos(hue - 1.8)
+    lightness = np.array([0.62, 0.69, 0.76, 0.82])[index % 4] + 0.09 * np.cos(hue - 1.8)
     chroma = np.array([0.15, 0.13, 0.15, 0.11])[index % 4]
     a, b = chroma * np.cos(hue), chroma * np.sin(hue)
     cone = np.stack(

@@ -33,19 +33,24 @@ class FileInfo:
 
 @runtime_checkable
 class Reader(Protocol):
-    """Reads an export's files; paths are relative to its root, with "/" between their parts.
+    """Reads an export's files; paths are relative to its root, with "/" between their parts."""
 
-    Attributes:
-        url: The export's root, for messages. Never holds credentials.
-        key: Equal for readers of the same files, and for those only.
-        window_bytes: How many bytes are worth fetching in one read rather than asking twice.
-    """
+    @property
+    def url(self) -> str:
+        """The export's root, for messages. Never holds credentials."""
+        ...
 
-    url: str
-    key: Hashable
-    window_bytes: int
+    @property
+    def key(self) -> Hashable:
+        """Equal for readers of the same files, and for those only."""
+        ...
 
-    def list(self, path: str) -> list[FileInfo]:
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes are worth fetching in one read rather than asking twice."""
+        ...
+
+    def list(self, path: str) -> Sequence[FileInfo]:
         """Entries of a directory, in no order. Raises FileNotFoundError where there is none."""
         ...
 
@@ -53,7 +58,7 @@ class Reader(Protocol):
         """Length of a file in bytes. Raises FileNotFoundError where there is none."""
         ...
 
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Reads byte ranges, given as (offset, size), each whole.
 
         Raises:
@@ -65,7 +70,9 @@ class Reader(Protocol):
 
 def short_read(path: str, offset: int, expected: int, found: int) -> ShardError:
     """The error for a file that ended before a range did."""
-    return ShardError("the file ends inside a range", path=path, offset_bytes=offset, expected=f"{expected} bytes", found=found)
+    return ShardError(
+        "the file ends inside a range", path=path, offset_bytes=offset, expected=f"{expected} bytes", found=found
+    )
 
 
 class LocalReader:
@@ -81,7 +88,7 @@ class LocalReader:
         self.url = str(self._root)
         self.key = self.url
 
-    def list(self, path: str) -> list[FileInfo]:
+    def list(self, path: str) -> Sequence[FileInfo]:
         """See `Reader`."""
         entries = []
         with os.scandir(self._root / path) as scan:
@@ -95,7 +102,7 @@ class LocalReader:
         """See `Reader`."""
         return (self._root / path).stat().st_size
 
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Reader`."""
         parts = []
         file = os.open(self._root / path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -122,12 +129,12 @@ class FsspecReader:
         self._root = root.rstrip("/")
         protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
         self.url = f"{protocol}://{self._root}"
-        self.key = (filesystem._fs_token, self._root)  # noqa: SLF001 - fsspec has no public name for its instances' key
+        self.key = (filesystem._fs_token, self._root)
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def list(self, path: str) -> list[FileInfo]:
+    def list(self, path: str) -> Sequence[FileInfo]:
         """See `Reader`."""
         entries = []
         for entry in self._filesystem.ls(self._path(path), detail=True):
@@ -141,12 +148,12 @@ class FsspecReader:
         """See `Reader`."""
         return int(self._filesystem.info(self._path(path))["size"])
 
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Reader`."""
         paths = [self._path(path)] * len(ranges)
         starts = [offset for offset, _ in ranges]
         ends = [offset + size for offset, size in ranges]
-        parts: list[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
+        parts: Sequence[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
         for (offset, size), part in zip(ranges, parts, strict=True):
             if len(part) != size:
                 raise short_read(path, offset, size, len(part))
@@ -173,6 +180,9 @@ def open_reader(url: str | os.PathLike[str], storage_options: Mapping[str, Any] 
         filesystem, root = url_to_fs(text, **(storage_options or {}))
     except (ImportError, ValueError) as error:
         raise ExportError(
-            "the URL can't be opened", path=text.split("?", 1)[0], found=str(error), advice="Install the package that it names"
+            "the URL can't be opened",
+            path=text.split("?", 1)[0],
+            found=str(error),
+            advice="Install the package that it names",
         ) from None
     return FsspecReader(filesystem, root)

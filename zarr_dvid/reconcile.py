@@ -46,8 +46,8 @@ def places_by_offset(rows: IndexRows, framing: Framing) -> Places:
     Raises:
         ShardIndexError: The messages leave a gap, overlap, or a record is named twice.
     """
-    assert rows.offset_bytes is not None  # noqa: S101 - for mypy; the caller chose such rows
-    assert rows.size_bytes is not None  # noqa: S101
+    assert rows.offset_bytes is not None
+    assert rows.size_bytes is not None
     with_schema = rows.offset_bytes == framing.schema_at
     schema_bytes = framing.records_at - framing.schema_at
     places = Places(
@@ -94,7 +94,10 @@ def records_by_place(places: Places, walk: Walk, path: str) -> Ints:
     )
     if not same:
         raise ShardIndexError(
-            "the index has other records than the shard", path=path, expected=f"{len(walk.xyz)} records", found=len(order)
+            "the index has other records than the shard",
+            path=path,
+            expected=f"{len(walk.xyz)} records",
+            found=len(order),
         )
     ordinals = np.empty(len(order), np.int64)
     ordinals[order] = np.arange(len(order))

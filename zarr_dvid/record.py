@@ -38,7 +38,26 @@ _MAX_BUFFER_BYTES = 2 << 30
 _MAX_ROWS = 1 << 20  # of one batch; a whole shard of the male CNS has 32,768
 
 # org.apache.arrow.flatbuf.Type -> buffers of the field itself, for the types that a converted shard may have beside ours.
-_BUFFERS_OF_TYPE = {1: 0, 2: 2, 3: 2, 4: 3, 5: 3, 6: 2, 7: 2, 8: 2, 9: 2, 10: 2, 12: 2, 13: 1, 15: 2, 16: 1, 18: 2, 19: 3, 20: 3, 21: 2}
+_BUFFERS_OF_TYPE = {
+    1: 0,
+    2: 2,
+    3: 2,
+    4: 3,
+    5: 3,
+    6: 2,
+    7: 2,
+    8: 2,
+    9: 2,
+    10: 2,
+    12: 2,
+    13: 1,
+    15: 2,
+    16: 1,
+    18: 2,
+    19: 3,
+    20: 3,
+    21: 2,
+}
 _INT, _BINARY, _LIST, _LARGE_BINARY, _LARGE_LIST = 2, 4, 12, 19, 21
 
 _ARROW_SCHEMA = pa.schema(
@@ -242,7 +261,9 @@ def _check_type(field: core.Field) -> None:
     else:
         good, expected = _is_int(field, 32, signed=True), "int32"
     if not good:
-        raise RecordError(f"column {field.name!r} has another type", expected=expected, found=f"Arrow type {field.type}")
+        raise RecordError(
+            f"column {field.name!r} has another type", expected=expected, found=f"Arrow type {field.type}"
+        )
 
 
 def _is_int(field: core.Field, bits: int, *, signed: bool) -> bool:
@@ -287,7 +308,9 @@ def parse_payload(message: BytesLike) -> Record:
             raise RecordError("a chunk's payload has one record", expected=1, found=batch.n_rows)
         if len(batch.header.buffers) == layout.native.n_buffers:
             return batch.record(0)
-    raise RecordError("the record has another number of columns than DVID writes", found=f"{metadata.nbytes + body.nbytes} bytes")
+    raise RecordError(
+        "the record has another number of columns than DVID writes", found=f"{metadata.nbytes + body.nbytes} bytes"
+    )
 
 
 @cache
@@ -333,25 +356,38 @@ def _decompress_body(header: core.Message, body: memoryview) -> tuple[bytes, lis
 
 def _decompress_buffer(codec: int, buffer: memoryview, limit: int, offset_bytes: int) -> BytesLike:
     if buffer.nbytes < 8:
-        raise RecordError("a compressed buffer lacks its length", offset_bytes=offset_bytes, expected=8, found=buffer.nbytes)
+        raise RecordError(
+            "a compressed buffer lacks its length", offset_bytes=offset_bytes, expected=8, found=buffer.nbytes
+        )
     length: int = struct.unpack_from("<q", buffer)[0]
     frame = buffer[8:]
     if length == -1:
         return frame
     if not 0 <= length <= limit:
-        raise RecordError("a compressed buffer claims an impossible size", offset_bytes=offset_bytes, expected=f"at most {limit} bytes", found=length)
+        raise RecordError(
+            "a compressed buffer claims an impossible size",
+            offset_bytes=offset_bytes,
+            expected=f"at most {limit} bytes",
+            found=length,
+        )
     try:
         if codec == _ZSTD:
             claimed = zstandard.get_frame_parameters(frame).content_size
             if claimed not in (length, zstandard.CONTENTSIZE_UNKNOWN):
-                raise RecordError("a zstd buffer claims two sizes", offset_bytes=offset_bytes, expected=length, found=claimed)
-            plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=max(1, length), allow_extra_data=False)
+                raise RecordError(
+                    "a zstd buffer claims two sizes", offset_bytes=offset_bytes, expected=length, found=claimed
+                )
+            plain = zstandard.ZstdDecompressor().decompress(
+                frame, max_output_size=max(1, length), allow_extra_data=False
+            )
         else:
             plain = pa.decompress(pa.py_buffer(frame), decompressed_size=length, codec="lz4", asbytes=True)
     except (zstandard.ZstdError, pa.ArrowException, OSError) as error:
         raise RecordError(f"a compressed buffer is broken ({error})", offset_bytes=offset_bytes) from None
     if len(plain) != length:
-        raise RecordError("a compressed buffer has another size", offset_bytes=offset_bytes, expected=length, found=len(plain))
+        raise RecordError(
+            "a compressed buffer has another size", offset_bytes=offset_bytes, expected=length, found=len(plain)
+        )
     return plain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ shard_cache: ByteBoundedCache[Shard] = ByteBoundedCache(256 << 20)
 """Loaded shards of all exports of this process."""
 
 
-def group_files(directory: str, files: list[FileInfo]) -> tuple[dict[XYZ, ShardFiles], list[str]]:
+def group_files(directory: str, files: Sequence[FileInfo]) -> tuple[dict[XYZ, ShardFiles], list[str]]:
     """Sorts a scale directory's files into shards, by the voxel origin (x, y, z) in their names; and names the rest."""
     arrows: dict[XYZ, FileInfo] = {}
     indexes: dict[XYZ, list[FileInfo]] = {}
@@ -121,7 +121,12 @@ class Scale:
         self._cube = Cube(common_cube(iter(shards)), None if size_xyz is None else grid_of(size_xyz))
         if self._cube.side_voxels % CHUNK_VOXELS:
             origin = next(o for o in shards if any(side % CHUNK_VOXELS for side in o))
-            raise ExportError("a shard's name is no place of a chunk", path=shards[origin].path, expected="multiples of 64", found=origin)
+            raise ExportError(
+                "a shard's name is no place of a chunk",
+                path=shards[origin].path,
+                expected="multiples of 64",
+                found=origin,
+            )
         self._placement: Placement | None = None
         self._warned_of_stray = False
 
@@ -245,7 +250,7 @@ class Scale:
             return _IN_CUBES
         if not in_all:
             raise ShardIndexError(
-                "the shards hold chunks outside the cubes that they are named for, and are too many to read all their indexes",
+                "the shards hold chunks outside the cubes that they are named for, and are too many to index them all",
                 path=f"s{self.level}",
                 expected=f"chunks within {by_spec or side} voxels of a file's name",
                 found=f"others, in a sample of {len(files)} shards",

@@ -10,8 +10,15 @@ import numpy as np
 
 from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError
 from zarr_dvid.reader import FileInfo, Reader
+from zarr_dvid.reconcile import (
+    Places,
+    check_against_records,
+    check_same_chunks,
+    places_by_offset,
+    records_by_place,
+    wrong_end,
+)
 from zarr_dvid.record import Record, parse_batch
-from zarr_dvid.reconcile import Places, check_against_records, check_same_chunks, places_by_offset, records_by_place, wrong_end
 from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index, tell_units
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
 from zarr_dvid.walk import Framing, Walk, is_end_mark, read_framing, walk_records
@@ -106,7 +113,11 @@ class Shard:
         try:
             batch = parse_batch(message, self.framing.layout)
             if batch.n_rows != place.n_rows:
-                raise RecordError("the record batch has another number of rows than the index says", expected=place.n_rows, found=batch.n_rows)
+                raise RecordError(
+                    "the record batch has another number of rows than the index says",
+                    expected=place.n_rows,
+                    found=batch.n_rows,
+                )
             record = batch.record(place.row)
         except RecordError as error:
             error.offset_bytes = place.offset_bytes + (error.offset_bytes or 0)
@@ -120,7 +131,7 @@ class Shard:
                 offset_bytes=place.offset_bytes,
                 expected=tuple(step * c for c in chunk_xyz),
                 found=record.chunk_xyz,
-                advice="The shard was probably exported twice into one directory, or its index is another export's; export it again",
+                advice="The shard was probably exported twice into one directory; export it again into an empty one",
             )
         return record
 
@@ -179,7 +190,7 @@ def _by_record(
     """Coordinates and places from the records themselves, checked against whatever index there is."""
     walk = walk_records(reader, framing)
     for rows in sources:
-        assert rows.record is not None  # noqa: S101 - for mypy; rows without offsets have records
+        assert rows.record is not None
         check_against_records(rows, rows.record, walk)
     places = Places(walk.offset_bytes, walk.size_bytes, walk.row)
     return walk.xyz, places, units_of(walk.xyz, files, cube), walk
@@ -201,7 +212,12 @@ def read_index_rows(reader: Reader, files: ShardFiles, *, footer: tuple[int, int
     for file in files.indexes:
         path = f"{files.directory}/{file.name}"
         if file.size_bytes > limit:
-            raise ShardIndexError("the index is larger than any index of this shard", path=path, expected=f"at most {limit} bytes", found=file.size_bytes)
+            raise ShardIndexError(
+                "the index is larger than any index of this shard",
+                path=path,
+                expected=f"at most {limit} bytes",
+                found=file.size_bytes,
+            )
         data = reader.read_ranges(path, [(0, file.size_bytes)])[0] if file.size_bytes else b""
         sources.append(parse_json(data, path) if file.name.endswith(".json") else parse_csv(data, path))
     if footer is not None:
@@ -218,7 +234,12 @@ def to_chunks(xyz: Ints, units: Units, path: str) -> Ints:
     chunks: Ints = xyz // 64 if units == "voxels" else xyz
     if len(chunks) and not (chunks.min() >= 0 and chunks.max() < MAX_CHUNKS_A_SIDE):
         worst = chunks[((chunks < 0) | (chunks >= MAX_CHUNKS_A_SIDE)).any(axis=1)][0]
-        raise ShardIndexError("the index has an impossible chunk", path=path, expected=f"0 to {MAX_CHUNKS_A_SIDE - 1}", found=tuple(worst.tolist()))
+        raise ShardIndexError(
+            "the index has an impossible chunk",
+            path=path,
+            expected=f"0 to {MAX_CHUNKS_A_SIDE - 1}",
+            found=tuple(worst.tolist()),
+        )
     return chunks
 
 

@@ -128,7 +128,9 @@ def find_gap(offset_bytes: Ints, size_bytes: Ints, *, start: int) -> tuple[int, 
     return (int(expected[wrong[0]]), int(starts[wrong[0]])) if len(wrong) else None
 
 
-def tell_units(xyz: Ints, *, origin_voxel: tuple[int, int, int], cube_voxels: int, grid_xyz: tuple[int, int, int] | None) -> Units | None:
+def tell_units(
+    xyz: Ints, *, origin_voxel: tuple[int, int, int], cube_voxels: int, grid_xyz: tuple[int, int, int] | None
+) -> Units | None:
     """Tells whether a shard's coordinates are chunks, as DVID writes them, or voxels, as the first documents have them.
 
     Voxel coordinates are multiples of 64. Where all are, the file's cube decides, and then the volume.

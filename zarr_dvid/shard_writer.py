@@ -158,7 +158,7 @@ def write_shard(path: Path, records: Iterable[tuple[ShapeZYX, bytes]]) -> bool:
     """Writes a shard's files, each of which appears only when it is whole, the index last.
 
     Args:
-        path: Path of the files without suffix.
+        path: Path of the files without suffix, in a folder that exists.
         records: Chunk coordinates (z, y, x) and record-batch message of each record.
 
     Returns:
@@ -168,7 +168,6 @@ def write_shard(path: Path, records: Iterable[tuple[ShapeZYX, bytes]]) -> bool:
     first = next(rest, None)
     if first is None:
         return False
-    path.parent.mkdir(exist_ok=True)
     targets = [path.with_name(f"{path.name}{suffix}") for suffix in (".arrow", ".csv")]
     parts = [part_path(target) for target in targets]
     try:

@@ -68,7 +68,9 @@ def parse_csv(data: bytes, path: str) -> IndexRows:
             advice="The export was killed before it wrote this index; export the shard again",
         )  # fmt: skip
     if not data.endswith(b"\n"):
-        raise ShardIndexError("the index is cut inside its last line", path=path, expected="a line end", found=repr(data[-20:]))
+        raise ShardIndexError(
+            "the index is cut inside its last line", path=path, expected="a line end", found=repr(data[-20:])
+        )
     start = 0
     while data.startswith(b"#", start):
         start = data.index(b"\n", start) + 1
@@ -79,20 +81,28 @@ def parse_csv(data: bytes, path: str) -> IndexRows:
     body = data[header_end + 1 :]
     n_values = body[: body.index(b"\n")].count(b",") + 1 if body else len(names)
     if n_values > len(names):
-        raise ShardIndexError("the index has more values in a row than names", path=path, expected=len(names), found=n_values)
+        raise ShardIndexError(
+            "the index has more values in a row than names", path=path, expected=len(names), found=n_values
+        )
     names = names[:n_values]
     known = [name for name in names if name in ("x", "y", "z", *_PLACES)]
     if len(set(known)) != len(known) or not {"x", "y", "z"} <= set(known):
-        raise ShardIndexError("the index lacks coordinates", path=path, expected="columns x, y, z, each once", found=",".join(names))
+        raise ShardIndexError(
+            "the index lacks coordinates", path=path, expected="columns x, y, z, each once", found=",".join(names)
+        )
     if "rec" not in known and not {"offset", "size"} <= set(known):
-        raise ShardIndexError("the index lacks places", path=path, expected="a column rec, or offset and size", found=",".join(names))
+        raise ShardIndexError(
+            "the index lacks places", path=path, expected="a column rec, or offset and size", found=",".join(names)
+        )
     columns = _integers(body, names, known, path)
     places = [columns.get(name) for name in _PLACES]
     if "offset" not in known or "size" not in known:
         places[1:3] = None, None
     for name, values in zip(_PLACES, places, strict=True):
-        if values is not None and values.size and not (0 <= values.min() and values.max() < _LARGEST):
-            raise ShardIndexError(f"the index has an impossible {name}", path=path, expected="0 or more", found=int(values.min()))
+        if values is not None and values.size and not (values.min() >= 0 and values.max() < _LARGEST):
+            raise ShardIndexError(
+                f"the index has an impossible {name}", path=path, expected="0 or more", found=int(values.min())
+            )
     return IndexRows(path, "csv " + ",".join(names), np.stack([columns[d] for d in "xyz"], axis=1), *places)
 
 
@@ -110,7 +120,13 @@ def _integers(body: bytes, names: list[str], known: list[str], path: str) -> dic
         )
     except pa.ArrowException as error:
         raise ShardIndexError("the index has a line that is no row of integers", path=path, found=str(error)) from None
-    return {name: table.column(name).to_numpy() for name in known}
+    return {name: _as_numpy(table.column(name)) for name in known}
+
+
+def _as_numpy(column: pa.ChunkedArray) -> Ints:
+    """A column of int64 without nulls. pyarrow's own `to_numpy` imports pandas first, which takes most of a second."""
+    parts = [np.frombuffer(part.buffers()[1], np.int64, len(part), 8 * part.offset) for part in column.chunks]
+    return np.concatenate(parts)
 
 
 def parse_json(data: bytes, path: str, *, dialect: str = "json") -> IndexRows:
@@ -125,15 +141,24 @@ def parse_json(data: bytes, path: str, *, dialect: str = "json") -> IndexRows:
     try:
         pairs: Any = json.loads(data, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
-        raise ShardIndexError("the index is no JSON document", path=path, found=str(error) or type(error).__name__) from None
+        raise ShardIndexError(
+            "the index is no JSON document", path=path, found=str(error) or type(error).__name__
+        ) from None
     if not isinstance(pairs, _Pairs):
-        raise ShardIndexError("the index is no JSON object", path=path, expected='{"x_y_z": record}', found=type(pairs).__name__)
+        raise ShardIndexError(
+            "the index is no JSON object", path=path, expected='{"x_y_z": record}', found=type(pairs).__name__
+        )
     xyz = np.empty((len(pairs), 3), np.int64)
     record = np.empty(len(pairs), np.int64)
     for i, (key, value) in enumerate(pairs):
         match = _CHUNK_KEY.fullmatch(key)
         if match is None or type(value) is not int or not 0 <= value < _LARGEST:
-            raise ShardIndexError("the index has an entry of another form", path=path, expected='"x_y_z": record', found=f"{key!r}: {value!r}"[:100])
+            raise ShardIndexError(
+                "the index has an entry of another form",
+                path=path,
+                expected='"x_y_z": record',
+                found=f"{key!r}: {value!r}"[:100],
+            )
         xyz[i] = [int(group) for group in match.groups()]
         record[i] = value
     return IndexRows(path, dialect, xyz, record)

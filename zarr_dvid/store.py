@@ -89,9 +89,7 @@ class DvidStore(Store):
             self._check_writable()
         return type(self)(self.url, **self._options)
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """See `zarr.abc.store.Store.get`."""
         value = await asyncio.to_thread(self.hierarchy.get, key)
         return None if value is None else prototype.buffer.from_bytes(cut(value, byte_range))

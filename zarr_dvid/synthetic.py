@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
     Voxels = npt.NDArray[np.uint64]
 
+_CENTER = np.array([0.5, 1.0, 0.85])  # of the tissue, (z, y, x), in units of the volume's size
+_SEMI_AXES = np.array([1.6, 0.9, 0.75])
 _MARGIN = 24.0  # voxels outside the volume in which processes run too
 _TILE = 16  # voxels a side of the cubes that are filled at once
 _MAX_POWER = 80.0  # voxels squared; where no ball's power is less, there is background
@@ -81,7 +83,7 @@ def neurite_volume(shape_zyx: ShapeZYX, *, seed: int = 0) -> tuple[Voxels, dict[
     """Makes a segmentation that looks like brain tissue: winding, branching processes of all widths, closely packed.
 
     The tissue ends in a rounded surface, beyond which everything is 0; in a volume of 256^3 so are whole 64^3 chunks.
-    The same shape and seed always give the same volume. 256^3 voxels take about three seconds.
+    The same shape and seed always give the same volume. A volume of 256^3 takes some three seconds.
 
     Args:
         shape_zyx: Voxels, (z, y, x).
@@ -123,45 +125,49 @@ def _grow(rng: np.random.Generator, shape: ShapeZYX) -> _Balls:
             start[rooted] = balls.center_zyx[root[rooted]]
             body[rooted] = balls.body[root[rooted]]
         inside = _depth(start, size) > 0
-        grown = _processes(rng, kind, start[inside], body[inside], size)
-        grown = _Balls(grown.center_zyx, grown.radius, grown.body, grown.supervoxel + balls.supervoxel.max(initial=-1) + 1)
-        near = ((grown.center_zyx > low) & (grown.center_zyx < high)).all(1) & (_depth(grown.center_zyx, size) > -0.05)
+        first_supervoxel = balls.supervoxel.max(initial=-1) + 1
+        grown = _processes(rng, kind, start[inside], body[inside], first_supervoxel, size)
+        near = ((grown.center_zyx > low) & (grown.center_zyx < high)).all(1) & (_depth(grown.center_zyx, size) > 0)
         balls = balls.joined(grown.where(near))
     return balls
 
 
 def _depth(point_zyx: Floats, size: Floats) -> Floats:
-    """How far inside the tissue points are: 1 at its centre, 0 at its surface, an ellipsoid round one side of the box."""
-    scaled = (point_zyx - size * (0.5, 1.0, 0.85)) / (size * (1.6, 0.95, 0.82))
-    depth: Floats = 1 - np.sqrt((scaled**2).sum(-1))
+    """How far inside the tissue points are: 1 at its centre, 0 at its surface, which is an ellipsoid."""
+    depth: Floats = 1 - np.linalg.norm((point_zyx - _CENTER * size) / (_SEMI_AXES * size), axis=-1)
     return depth
 
 
-def _processes(rng: np.random.Generator, kind: _Kind, start: Floats, body: Ints, size: Floats) -> _Balls:
+def _unit(vectors: Floats) -> Floats:
+    unit: Floats = vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9)
+    return unit
+
+
+def _processes(
+    rng: np.random.Generator, kind: _Kind, start: Floats, body: Ints, first_supervoxel: int, size: Floats
+) -> _Balls:
     """Lets a process of this kind wander from each start, shape (n, 3)."""
     n = len(start)
     thinnest, thickest = kind.radii
     radius = thinnest * (thickest / thinnest) ** rng.random(n)
     stride = np.maximum(0.8 * radius, 1.8)[:, None]
     n_steps = int(kind.length / max(1.8, 0.4 * (thinnest + thickest)))
-    inwards = size * (0.5, 1.0, 0.85)
-    heading = rng.random((n, 3)) + rng.random((n, 3)) - 1
+    heading = _unit(rng.random((n, 3)) + rng.random((n, 3)) - 1)
     turn = np.zeros((n, 3))
     center = np.empty((n_steps, n, 3))
     here = start
     for step in range(n_steps):
         center[step] = here
         turn = 0.85 * turn + kind.wander * (stride / 2.5) * (rng.random((n, 3)) - 0.5)
-        homing = np.maximum(0.08 - _depth(here, size), 0)[:, None]
-        heading = heading + turn + 8 * homing * (inwards - here) / np.linalg.norm(inwards - here + 1e-9, axis=1)[:, None]
-        heading /= np.linalg.norm(heading, axis=1)[:, None] + 1e-9
+        homing = np.maximum(0.1 - _depth(here, size), 0)[:, None]
+        heading = _unit(heading + turn + 8 * homing * _unit(_CENTER * size - here))
         here = here + stride * heading
     along = np.arange(n_steps)[:, None] * stride[:, 0]
     phase = 2 * np.pi * rng.random((2, n))
     swelling = 1 + 0.18 * np.sin(along / (2.1 * radius) + phase[0]) + 0.12 * np.sin(along / (0.9 * radius) + phase[1])
     # Supervoxels are cut across, some fifteen diameters long.
     piece = (along / (30 * radius) + rng.random(n)).astype(np.int64)
-    supervoxel = piece + np.arange(n) * (piece.max(initial=0) + 1)
+    supervoxel = first_supervoxel + piece + np.arange(n) * (piece.max(initial=0) + 1)
     return _Balls(
         center.reshape(-1, 3), (radius * swelling).reshape(-1), np.tile(body, n_steps), supervoxel.reshape(-1)
     )
@@ -185,17 +191,12 @@ def _ripples(rng: np.random.Generator, shape: ShapeZYX) -> list[Floats32]:
     return ripples
 
 
-def _fill(shape: ShapeZYX, balls: _Balls, ripples: list[Floats32]) -> Ints:
+def _fill(shape: ShapeZYX, balls: _Balls, ripples: list[Floats32]) -> npt.NDArray[np.int32]:
     """Gives each voxel the ball it belongs to: its number plus 1, or 0 for background; int32, shape (z, y, x)."""
     center = np.rint(_SUB * balls.center_zyx)
     radius_squared = np.rint((_SUB * balls.radius) ** 2)
     background = _MAX_POWER * _SUB**2
     half = _SUB * (_TILE / 2 + _MAX_RIPPLE)
-    NP=int(__import__('os').environ.get('NP','2'))
-    part_half = _SUB * (_TILE / 2 / NP + _MAX_RIPPLE)
-    mids = _SUB * ((np.arange(NP)+.5)*_TILE/NP-_TILE/2)
-    parts = np.array(list(itertools.product(mids, mids,mids)))
-    M=[]
     reach = np.sqrt(radius_squared + background) + half
     ticks = (_SUB * (np.arange(_TILE) - _TILE // 2)).astype(np.float32)
     voxels = np.ones((5, _TILE, _TILE, _TILE), np.float32)  # z, y, x, 1, z^2 + y^2 + x^2
@@ -212,13 +213,10 @@ def _fill(shape: ShapeZYX, balls: _Balls, ripples: list[Floats32]) -> Ints:
             if near.size == 0:
                 continue
             power = (at**2).sum(1) - radius_squared[near]
-            # The powers of two balls differ linearly over a part of the tile; whichever loses in all parts can be left out.
-            in_part = power - 2 * parts @ at.T
-            best = in_part.argmin(1)
-            slope = np.abs(at - at[best][:, None]).sum(2)
-            wins = (in_part - in_part.min(1, keepdims=True) <= 2 * part_half * slope).any(0)
+            # The powers of two balls differ linearly over the tile; whichever loses everywhere can be left out.
+            best = power.argmin()
+            wins = power - power[best] <= 2 * half * np.abs(at - at[best]).sum(1)
             near, at, power = near[wins], at[wins], power[wins]
-            M.append(near.size)
             terms = np.zeros((5, near.size + 1), np.float32)
             terms[3, 0] = background
             terms[:3, 1:], terms[3, 1:], terms[4, 1:] = -2 * at.T, power, 1
@@ -229,6 +227,5 @@ def _fill(shape: ShapeZYX, balls: _Balls, ripples: list[Floats32]) -> Ints:
             voxels[4] = (voxels[:3] ** 2).sum(0)
             winner = (voxels.reshape(5, -1).T @ terms).argmin(1)
             owner[tile] = np.concatenate(([0], near + 1))[winner].reshape(voxels.shape[1:])
-    print(np.mean(M))
     z, y, x = shape
     return owner[:z, :y, :x]

@@ -81,7 +81,6 @@ class UnfinishedExport:
     def finish(self) -> None:
         """Declares the export whole."""
         (self.folder / STATE_NAME).unlink()
-        sync_folder(self.folder)
 
 
 def _belongs_to_export(name: str) -> bool:

@@ -49,10 +49,10 @@ class Sharding:
             return None  # distant cells share an id, and so a file
         sides = [min(1 << n, side) for n, side in zip(given, grid, strict=True)]
         longest = max(sides)
-        whole = all(side == longest or side == whole for side, whole in zip(sides, grid, strict=True))
+        spanned = all(side in (longest, span) for side, span in zip(sides, grid, strict=True))
         # A cell that ends with the grid need not be a power of two: then names are no borders of cells.
-        aligned = longest & (longest - 1) == 0 or all(side == whole for side, whole in zip(sides, grid, strict=True))
-        return 64 * longest if whole and aligned else None
+        aligned = longest & (longest - 1) == 0 or sides == grid
+        return 64 * longest if spanned and aligned else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class VolumeInfo:
     Attributes:
         source: Where it came from, for messages.
         sizes_xyz: Voxels of each scale, (x, y, z).
-        voxel_size_xyz: Of scale 0, in nanometres.
+        voxel_size_xyz: Of scale 0, in nanometres, or None where its scales have no resolution.
         shardings: Of each scale; None where it has none.
     """
 
     source: str
     sizes_xyz: tuple[XYZ, ...]
-    voxel_size_xyz: tuple[float, float, float]
+    voxel_size_xyz: tuple[float, float, float] | None
     shardings: tuple[Sharding | None, ...]
 
 
@@ -112,13 +112,18 @@ def parse_info(document: Mapping[str, Any] | bytes, source: str) -> VolumeInfo:
     for i, scale in enumerate(scales):
         try:
             sizes.append(_three(scale["size"], int))
-            resolutions.append(_three(scale["resolution"], float))
+            resolutions.append(_three(scale["resolution"], float) if "resolution" in scale else None)
             chunk = scale.get("chunk_sizes", [[64, 64, 64]])[0]
             sharding = scale.get("sharding")
             bits = ("preshift_bits", "minishard_bits", "shard_bits")
             shardings.append(None if sharding is None else Sharding(*(_bits(sharding[name]) for name in bits)))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise _bad(source, f"its scale {i} can't be understood", "size, resolution, chunk_sizes, sharding", repr(error)) from None
+            raise _bad(
+                source,
+                f"its scale {i} can't be understood",
+                "size, chunk_sizes, and resolution and sharding if any",
+                repr(error),
+            ) from None
         if list(chunk) != [64, 64, 64]:
             raise _bad(source, f"its scale {i} has other chunks than an export", [64, 64, 64], chunk)
     return VolumeInfo(source, tuple(sizes), resolutions[0], tuple(shardings))

@@ -138,7 +138,12 @@ def read_framing(reader: Reader, path: str, size_bytes: int) -> Framing:
 def _footer(path: str, size_bytes: int, tail: bytes) -> tuple[int, tuple[int, int]]:
     length = struct.unpack_from("<Q", tail, len(tail) - 16)[0] if len(tail) >= 16 else size_bytes
     if length > size_bytes - 16:
-        raise ShardIndexError("the footer claims more bytes than the file has", path=path, expected=f"at most {size_bytes - 16}", found=length)
+        raise ShardIndexError(
+            "the footer claims more bytes than the file has",
+            path=path,
+            expected=f"at most {size_bytes - 16}",
+            found=length,
+        )
     at = size_bytes - 16 - length
     return at, (at, length)
 
@@ -160,8 +165,10 @@ def is_end_mark(reader: Reader, framing: Framing, at: int) -> bool:
         return False
     tail_at = framing.size_bytes - len(framing.tail)
     if at >= tail_at:
-        return framing.tail[at - tail_at :][: len(END_OF_STREAM)] == END_OF_STREAM
-    return reader.read_ranges(framing.path, [(at, len(END_OF_STREAM))])[0] == END_OF_STREAM
+        mark = framing.tail[at - tail_at :][: len(END_OF_STREAM)]
+    else:
+        mark = reader.read_ranges(framing.path, [(at, len(END_OF_STREAM))])[0]
+    return mark == END_OF_STREAM
 
 
 def walk_records(reader: Reader, framing: Framing) -> Walk:
@@ -232,7 +239,9 @@ def _read_header(windows: _Windows, framing: Framing, at: int) -> _Batch | None:
         if header.kind != RECORD_BATCH:
             raise RecordError("a message is no record batch", expected="type 3", found=f"type {header.kind}")
         if header.body_bytes > framing.records_end - body_at:
-            raise RecordError("a message's body is cut", expected=f"{header.body_bytes} bytes", found=framing.records_end - body_at)
+            raise RecordError(
+                "a message's body is cut", expected=f"{header.body_bytes} bytes", found=framing.records_end - body_at
+            )
         extents = header.coordinate_buffers(framing.layout.native)
     except core.Fault as fault:
         raise record_error(fault) from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from zarr_dvid.export_log import ScaleSummary, export_log
 from zarr_dvid.export_plan import ScalePlan, info_document
 from zarr_dvid.progress import progress_bar
 from zarr_dvid.shard_writer import LabelMapping, ReadWindow, ShardEncoder, write_shard
+from zarr_dvid.store import open as open_export
 from zarr_dvid.unfinished import UnfinishedExport, replace_file
 
 if TYPE_CHECKING:
+    import zarr
+
     from zarr_dvid.block import ShapeZYX, Voxels, Window
 
 _FORMAT_VERSION = 1  # of the output: an export must not be begun with one and gone on with in another
@@ -28,7 +32,7 @@ _PIECE = 128  # voxels a side that are halved at once, from 256
 
 
 class VolumeLike(Protocol):
-    """What can be written: a NumPy array, a Zarr array, a dask array, or anything that can be sliced like them."""
+    """What can be written: a NumPy, Zarr, dask or TensorStore array, or anything that can be sliced like them."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,13 +79,14 @@ def write_export(
         progress: Whether to show a bar, where stderr is a terminal and tqdm is installed.
 
     Raises:
-        TypeError: `source` is no array, or not uint64.
+        TypeError: `source` is no array, or not uint64; or an option is of another type.
         ValueError: Its shape, or an option, is out of range.
         ExportError: `destination` is a file, holds an export, or one that was begun with other options.
     """
     shape_zyx = _checked_shape(source)
     if "://" in os.fspath(destination):
         raise ValueError(f"an export is written to a local folder, not to {destination!r}; copy it there afterwards")
+    scales, shard_chunks = operator.index(scales), operator.index(shard_chunks)
     if scales < 1:
         raise ValueError(f"scales must be at least 1, not {scales}")
     if shard_chunks < 1 or shard_chunks & (shard_chunks - 1):
@@ -110,6 +115,8 @@ def write_export(
     ):
         for plan in plans:
             read = _source_reader(source) if plan.scale == 0 else _halving_reader(folder, plans[plan.scale - 1])
+            # Even where it gets no shard, so that a scale of nothing but 0 can be told from one that was not written.
+            (folder / f"s{plan.scale}").mkdir(exist_ok=True)
             encoder = ShardEncoder(read, plan.shape_zyx, label_of, pool, advance)
             for shard in plan.shards():
                 if unfinished.is_done(shard.name):
@@ -134,8 +141,8 @@ def _checked_shape(source: VolumeLike) -> ShapeZYX:
 
 
 def _is_uint64(dtype: Any) -> bool:
-    """Whether a dtype is uint64 in either byte order."""
-    return isinstance(dtype, np.dtype) and dtype.kind == "u" and dtype.itemsize == 8
+    """Whether a dtype, NumPy's or one that compares with NumPy's as TensorStore's does, is uint64 in any byte order."""
+    return any(dtype == known for known in (np.dtype("<u8"), np.dtype(">u8")))
 
 
 def _checked_voxel_size(voxel_size: float | Sequence[float] | None) -> tuple[float, float, float] | None:
@@ -143,7 +150,7 @@ def _checked_voxel_size(voxel_size: float | Sequence[float] | None) -> tuple[flo
         return None
     sizes = np.asarray(voxel_size, float)
     if sizes.shape not in ((), (3,)) or not (np.isfinite(sizes) & (sizes > 0)).all():
-        raise ValueError(f"voxel_size must be one or three (z, y, x) positive numbers of nanometres, not {voxel_size!r}")
+        raise ValueError(f"voxel_size must be one or three (z, y, x) positive numbers, nanometres, not {voxel_size!r}")
     z, y, x = np.broadcast_to(sizes, 3).tolist()
     return z, y, x
 
@@ -161,18 +168,23 @@ def _source_reader(source: VolumeLike) -> ReadWindow:
 
 def _halving_reader(folder: Path, finer: ScalePlan) -> ReadWindow:
     """Reads a scale as the halves of the one before, which has been written."""
-    read_finer = _source_reader(open_export(folder)[f"s{finer.scale}/supervoxels"])
+    array = cast("zarr.Array[Any]", open_export(folder)[f"s{finer.scale}/supervoxels"])
+    read_finer = _source_reader(array)
 
     def read(window: Window) -> Voxels:
+        origin = [part.start for part in window]
         halved = np.empty([part.stop - part.start for part in window], np.uint64)
-        for start in product(*(range(part.start, part.stop, _PIECE) for part in window)):
-            z, y, x = (slice(2 * n, min(2 * (n + _PIECE), end)) for n, end in zip(start, finer.shape_zyx, strict=True))
-            piece = downsample_majority(read_finer((z, y, x)))
-            first = (n - part.start for n, part in zip(start, window, strict=True))
-            halved[tuple(slice(n, n + size) for n, size in zip(first, piece.shape, strict=True))] = piece
+        for piece in product(*map(_pieces, window)):
+            z, y, x = (slice(2 * p.start, min(2 * p.stop, n)) for p, n in zip(piece, finer.shape_zyx, strict=True))
+            target = tuple(slice(p.start - n, p.stop - n) for p, n in zip(piece, origin, strict=True))
+            halved[target] = downsample_majority(read_finer((z, y, x)))
         return halved
 
     return read
+
+
+def _pieces(part: slice) -> list[slice]:
+    return [slice(start, min(start + _PIECE, part.stop)) for start in range(part.start, part.stop, _PIECE)]
 
 
 def _summary(folder: Path, plan: ScalePlan) -> ScaleSummary:
