@@ -4,8 +4,6 @@ from pkgutil import extend_path
 
 # `python3 -m zarr_dvid` in a checkout finds this folder before the installed package, which has the compiled core.
 __path__ = extend_path(__path__, __name__)
-
-# ruff: noqa: E402 - the path has to be right first
 from zarr_dvid.block import BlockInfo, block_info, decode_block, encode_block
 from zarr_dvid.codec import DvidBlockCodec
 from zarr_dvid.errors import (
@@ -13,6 +11,7 @@ from zarr_dvid.errors import (
     BlockError,
     ExportError,
     ExportWarning,
+    MissingFileError,
     ReadOnlyError,
     RecordError,
     ShardError,
@@ -32,6 +31,7 @@ __all__ = [
     "DvidStore",
     "ExportError",
     "ExportWarning",
+    "MissingFileError",
     "ReadOnlyError",
     "RecordError",
     "ShardError",

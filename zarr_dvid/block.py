@@ -34,6 +34,9 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SUBBLOCK_MAX_BYTES = 8 * 512 + 2 + 4 * 512 + 64 * 9  # all 512 voxels differ, in a sub-block whose labels no other has
 _MAX_GRID = 128
 _MAX_WINDOW_BYTES = 8 << 20  # what zstd lets an encoder use and asks all decoders to support
+_UINT64 = np.dtype(np.uint64)
+_GRID = struct.Struct("<3I")
+_ORIGIN: ShapeZYX = (0, 0, 0)
 _decompressors = threading.local()
 
 
@@ -104,27 +107,22 @@ def decode_into(
     expected_shape: ShapeZYX | None = None,
 ) -> Voxels:
     """`decode_block` for a caller that knows what shape (z, y, x) the block has to have, and refuses any other."""
-    plain = plain_block(block, expected_shape=expected_shape)
+    plain = plain_block(block, expected_shape=expected_shape) if is_zstd(block) else block
     shape = _shape(plain)
     if expected_shape is not None and shape != expected_shape:
         raise BlockError(
             "the block has another size", field="gx, gy, gz", offset_bytes=0, expected=expected_shape, found=shape
         )
-    start, wanted = _bounds(shape, window)
+    start, wanted = (_ORIGIN, shape) if window is None else _bounds(shape, window)
     table = None if labels is None else _label_table(labels)
-    if out is None:
-        target = np.empty(wanted, np.uint64)
-    else:
-        _check_out(out, wanted)
-        target = out if out.flags.aligned else np.empty(wanted, np.uint64)
+    target = np.empty(wanted, _UINT64) if out is None else _target(out, wanted)
     try:
         core.decode_block(plain, table, start, target)
     except core.Fault as fault:
         raise block_error(fault) from None
-    if out is None:
+    if out is None or out is target:
         return target
-    if target is not out:
-        out[...] = target
+    out[...] = target
     return out
 
 
@@ -186,7 +184,7 @@ def block_info(block: BytesLike) -> BlockInfo:
 
 def is_zstd(data: BytesLike) -> bool:
     """Whether the bytes start as a zstd frame does."""
-    return bytes(memoryview(data)[:4]) == _ZSTD_MAGIC
+    return data[:4] == _ZSTD_MAGIC
 
 
 def plain_block(block: BytesLike, *, expected_shape: ShapeZYX | None = None) -> BytesLike:
@@ -255,29 +253,28 @@ def _limit_by_header(frame: BytesLike) -> int:
 
 
 def _shape(plain: BytesLike) -> ShapeZYX:
-    """The shape that a bare block's header states. A block of more than 64^3 voxels is checked before it is believed."""
-    view = memoryview(plain)
-    sides = struct.unpack_from("<3I", view) if view.nbytes >= 24 else (0, 0, 0)
-    if not all(1 <= side <= 8 for side in sides):
+    """The shape that a bare block's header states; a block of more than 64^3 voxels is checked before it is believed."""
+    gx, gy, gz = _GRID.unpack_from(plain) if len(plain) >= 24 else _ORIGIN
+    if not (0 < gx <= 8 and 0 < gy <= 8 and 0 < gz <= 8):
         try:
             core.inspect_block(plain)
         except core.Fault as fault:
             raise block_error(fault) from None
-    gx, gy, gz = sides
     return 8 * gz, 8 * gy, 8 * gx
 
 
-def _bounds(shape: ShapeZYX, window: Sequence[slice] | None) -> tuple[ShapeZYX, ShapeZYX]:
+def _bounds(shape: ShapeZYX, window: Sequence[slice]) -> tuple[ShapeZYX, ShapeZYX]:
     """First voxel and shape of a window, both (z, y, x)."""
-    if window is None:
-        return (0, 0, 0), shape
-    if len(window) != 3 or not all(isinstance(part, slice) for part in window):
-        raise ValueError(f"window must be three slices (z, y, x), not {window!r}")
-    if any(part.step not in (None, 1) for part in window):
+    try:
+        z, y, x = window
+        z0, z1, z_step = z.indices(shape[0])
+        y0, y1, y_step = y.indices(shape[1])
+        x0, x1, x_step = x.indices(shape[2])
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"window must be three slices (z, y, x), not {window!r}") from None
+    if z_step != 1 or y_step != 1 or x_step != 1:
         raise ValueError(f"window must have step 1, not {window!r}")
-    ranges = [part.indices(size) for part, size in zip(window, shape, strict=True)]
-    z, y, x = ((start, max(0, stop - start)) for start, stop, _ in ranges)
-    return (z[0], y[0], x[0]), (z[1], y[1], x[1])
+    return (z0, y0, x0), (max(0, z1 - z0), max(0, y1 - y0), max(0, x1 - x0))
 
 
 def _label_table(labels: npt.ArrayLike) -> npt.NDArray[np.uint64]:
@@ -289,12 +286,15 @@ def _label_table(labels: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(table, dtype="<u8")
 
 
-def _check_out(out: Voxels, shape: ShapeZYX) -> None:
-    if out.dtype != np.uint64 or out.shape != shape:
+def _target(out: Voxels, shape: ShapeZYX) -> Voxels:
+    """`out` once it is known to do, or another array to be copied into it where the core can't write to it."""
+    if out.dtype != _UINT64 or out.shape != shape:
         raise ValueError(f"out must be uint64 of shape {shape}, not {out.dtype} of shape {out.shape}")
-    if not out.flags.writeable:
+    flags, strides = out.flags, out.strides
+    if not flags.writeable:
         raise ValueError("out must be writable")
-    if shape[2] > 1 and out.strides[2] != 8:
-        raise ValueError(f"out must be contiguous along x, its last axis, not strided by {out.strides[2]} bytes")
-    if out.strides[0] % 8 or out.strides[1] % 8:
-        raise ValueError(f"out must be strided by whole voxels, not by {out.strides} bytes")
+    if shape[2] > 1 and strides[2] != 8:
+        raise ValueError(f"out must be contiguous along x, its last axis, not strided by {strides[2]} bytes")
+    if flags.aligned and strides[0] % 8 == 0 and strides[1] % 8 == 0:
+        return out
+    return np.empty(shape, _UINT64)

@@ -61,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="zarr-dvid", description="DVID's sharded exports as Zarr, with no conversion."
-    )
+    parser = argparse.ArgumentParser(prog="zarr-dvid", description="DVID's sharded exports as Zarr, with no conversion.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     info = _command(commands, "info", "say what an export holds", _INFO_EXAMPLES, _run_info)

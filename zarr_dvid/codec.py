@@ -12,7 +12,7 @@ from zarr.abc.codec import ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin
 from zarr.core.common import parse_named_configuration
 
 from zarr_dvid.block import BytesLike, ShapeZYX, Voxels, decode_into, encode_block
-from zarr_dvid.errors import ZarrDvidError
+from zarr_dvid.errors import ReadOnlyError, ZarrDvidError
 from zarr_dvid.record import RecordBytes
 from zarr_dvid.voxels import VALUES, Values, decode_payload
 
@@ -97,9 +97,7 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
             raise ValueError(f"{CODEC_NAME} holds three dimensions (z, y, x), not {len(shape)}")
         chunk_shape = getattr(chunk_grid, "chunk_shape", (8, 8, 8))
         if any(side % 8 or not 8 <= side <= 1024 for side in chunk_shape):
-            raise ValueError(
-                f"{CODEC_NAME} needs chunks of a multiple of 8 voxels, 8 to 1024, not {tuple(chunk_shape)}"
-            )
+            raise ValueError(f"{CODEC_NAME} needs chunks of a multiple of 8 voxels, 8 to 1024, not {tuple(chunk_shape)}")
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
         """Not known before a chunk is encoded."""
@@ -113,10 +111,7 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
 
     def _encode_sync(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer:
         if self.framing == "record":
-            raise TypeError(
-                f"{CODEC_NAME} can't encode records, which hold their chunk's coordinates; use framing='block',"
-                " or write an export with zarr_dvid.write_export"
-            )
+            raise ReadOnlyError(f"{CODEC_NAME} can't encode records, which hold what only an export knows")
         return chunk_spec.prototype.buffer.from_bytes(encode_block(chunk_array.as_numpy_array()))
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+_MAX_FACT = 400  # characters
+
 
 class ZarrDvidError(Exception):
     """Base of all errors of zarr-dvid.
@@ -54,8 +56,9 @@ class ZarrDvidError(Exception):
         text += self.problem
         if self.offset_bytes is not None:
             text += f" (at byte {self.offset_bytes})"
-        if self.expected is not None or self.found is not None:
-            text += f": expected {self.expected}, found {self.found}"
+        facts = [(word, fact) for word, fact in (("expected", self.expected), ("found", self.found)) if fact is not None]
+        if facts:
+            text += ": " + ", ".join(f"{word} {_printable(fact)}" for word, fact in facts)
         return text + (f". {self.advice}" if self.advice else "")
 
     def located(self, *, path: str | None = None, chunk_xyz: tuple[int, int, int] | None = None) -> Self:
@@ -67,6 +70,12 @@ class ZarrDvidError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.problem, self._facts())
+
+
+def _printable(fact: object) -> str:
+    """A fact on one line: what was found in a file may be any bytes, and long."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(fact))
+    return text if len(text) <= _MAX_FACT else text[:_MAX_FACT] + "…"
 
 
 def _rebuild(cls: type[ZarrDvidError], problem: str, facts: dict[str, Any]) -> ZarrDvidError:
@@ -106,6 +115,12 @@ class ShardError(ZarrDvidError, OSError):
     """A shard's file is missing, empty, torn, or holds something that is not an Arrow stream of DVID records."""
 
     default_advice = "Export it again, or restore the file"
+
+
+class MissingFileError(ShardError):
+    """A file of the export that should be there is not. Never a FileNotFoundError, which Zarr takes for a fill value."""
+
+    default_advice = "Restore the file"
 
 
 class ShardIndexError(ZarrDvidError, OSError):

@@ -6,13 +6,13 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from zarr_dvid.block import CHUNK_SHAPE, decode_into
-from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, ShardError
+from zarr_dvid.block import CHUNK_SHAPE, decode_into, plain_block
+from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, MissingFileError, ShardError, ZarrDvidError
+from zarr_dvid.lazy import lazy
 from zarr_dvid.reader import FileInfo, Reader, open_reader
 from zarr_dvid.record import Record, RecordBytes, record_message
 from zarr_dvid.scale import Scale, group_files
@@ -22,7 +22,7 @@ from zarr_dvid.volume import XYZ, LoggedScale, VolumeInfo, parse_export_log, par
 
 InfoLike = str | os.PathLike[str] | Mapping[str, Any]
 
-_SCALE_NAME = re.compile(r"s(0|[1-9]\d?)")
+_SCALE_NAME = re.compile(r"s(0|[1-9][0-9]?)")
 _MAX_DOCUMENT_BYTES = 16 << 20
 
 
@@ -40,17 +40,17 @@ class Export:
         self.reader = reader
         self._info_argument = info
 
-    @cached_property
+    @lazy
     def _root(self) -> dict[str, FileInfo]:
         try:
             return {entry.name: entry for entry in self.reader.list("")}
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except MissingFileError as error:
             raise ExportError(
-                "there is no export here", path=self.reader.url, expected="a directory with s0, s1, …", found=str(error),
+                "there is no export here", path=self.reader.url, expected="a directory with s0, s1, …", found=error.found,
                 advice="Give the directory that export-shards was told to write to",
             ) from None  # fmt: skip
 
-    @cached_property
+    @lazy
     def info(self) -> VolumeInfo | None:
         """The volume description: the one given, else `info` in the export, else None.
 
@@ -66,14 +66,14 @@ class Export:
             return parse_info(self._read_whole("info"), "info")
         return None
 
-    @cached_property
+    @lazy
     def log(self) -> dict[int, LoggedScale]:
         """What `export.log` tells of each scale; nothing where it is missing or tells none."""
         if "export.log" not in self._root:
             return {}
         return parse_export_log(self._read_whole("export.log").decode("utf-8", "replace"))
 
-    @cached_property
+    @lazy
     def scales(self) -> dict[int, Scale]:
         """The scales that are there, by number.
 
@@ -123,11 +123,11 @@ class Export:
         Raises:
             ZarrDvidError: Its shard or index is missing or broken, or its record is not what the index promises.
         """
-        found = [
-            self._read_place(shard, place, chunk_xyz)
-            for shard in self.scales[level].find(chunk_xyz)
-            for place in shard.index.places(chunk_xyz)
-        ]
+        try:
+            shards = self.scales[level].find(chunk_xyz)
+        except ZarrDvidError as error:
+            raise error.located(chunk_xyz=chunk_xyz) from None
+        found = [self._read_place(shard, place, chunk_xyz) for shard in shards for place in shard.index.places(chunk_xyz)]
         if not found:
             return None
         first = found[0]
@@ -154,10 +154,6 @@ class Export:
         """A record, and a message of one row that holds it."""
         try:
             message = self.reader.read_ranges(shard.path, [(place.offset_bytes, place.size_bytes)])[0]
-        except FileNotFoundError as error:
-            raise ShardError(
-                "the shard vanished", path=shard.path, chunk_xyz=chunk_xyz, expected="a file", found=str(error)
-            ) from None
         except ShardError as error:
             raise error.located(chunk_xyz=chunk_xyz) from None
         record = shard.parse(message, place, chunk_xyz)
@@ -177,15 +173,18 @@ class Export:
 def reframe(record: Record) -> bytes:
     """A record of a batch of many, or of other columns, as a message of one row in DVID's layout.
 
-    A dialect without `uncompressed_size` has bare blocks, whose length that is.
+    Raises:
+        BlockError: The record does not say how long its block is, and the block is broken.
     """
     size = record.uncompressed_size
+    if size is None:
+        size = len(plain_block(record.block, expected_shape=CHUNK_SHAPE))
     return record_message(
         record.chunk_xyz,
         labels=record.labels,
         supervoxels=record.supervoxels,
         block=record.block,
-        uncompressed_size=len(record.block) if size is None else size,
+        uncompressed_size=size,
     )
 
 
@@ -214,7 +213,5 @@ def _read_document(url: str) -> bytes:
                 "the document is too large", path=url, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size
             )
         return reader.read_ranges(name, [(0, size)])[0]
-    except FileNotFoundError as error:
-        raise ExportError(
-            "the volume description is missing", path=url, found=str(error), advice="Check info="
-        ) from None
+    except MissingFileError as error:
+        raise ExportError("the volume description is missing", path=url, found=str(error), advice="Check info=") from None

@@ -12,9 +12,17 @@ from fsspec.spec import AbstractFileSystem
 from zarr_dvid.errors import ExportError, ReadOnlyError
 from zarr_dvid.export import InfoLike
 from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name
+from zarr_dvid.keys import parse_key
 from zarr_dvid.reader import FsspecReader, LocalReader, Reader, open_reader
 
 _LOCAL = ("file", "local")
+
+
+class _OpenFile(io.BytesIO):
+    @property
+    def size(self) -> int:
+        """Length in bytes; fsspec asks its files for it."""
+        return self.getbuffer().nbytes
 
 
 class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -87,7 +95,7 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
             FileNotFoundError: There is none.
         """
         key = self._strip_protocol(path)
-        if self.hierarchy.is_leaf(key):
+        if parse_key(key):
             nbytes = self.hierarchy.nbytes(key)
             if nbytes is not None:
                 return {"name": key, "size": nbytes, "type": "file"}
@@ -102,7 +110,7 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
             FileNotFoundError: There is no such path.
         """
         key = self._strip_protocol(path)
-        if self.hierarchy.is_leaf(key):
+        if parse_key(key):
             return [self.info(key)] if detail else [self.info(key)["name"]]
         names = self.hierarchy.children(key)
         if names is None:
@@ -122,8 +130,10 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
         key = self._strip_protocol(path)
-        prefix = f"{key}/" if key and not self.hierarchy.is_leaf(key) else key
-        keys = sorted(self.hierarchy.keys(prefix))
+        if parse_key(key):
+            keys = [key] if self.hierarchy.exists(key) else []
+        else:
+            keys = sorted(self.hierarchy.keys(f"{key}/" if key else ""))
         return {key: self.info(key) for key in keys} if detail else keys
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
@@ -141,12 +151,12 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def exists(self, path: str, **_: Any) -> bool:
         """Whether there is such a file or directory. Unlike fsspec's own, this does not take an error for a no."""
         key = self._strip_protocol(path)
-        return self.hierarchy.exists(key) if self.hierarchy.is_leaf(key) else self.hierarchy.children(key) is not None
+        return self.hierarchy.exists(key) if parse_key(key) else self.hierarchy.children(key) is not None
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> _OpenFile:
         if mode != "rb":
             self._refuse()
-        return io.BytesIO(self.cat_file(path))
+        return _OpenFile(self.cat_file(path))
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise ReadOnlyError("an export can't be written to", path=self.fo)

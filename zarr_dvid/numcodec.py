@@ -10,6 +10,7 @@ from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
 from zarr_dvid.block import Voxels, decode_into, encode_block
 from zarr_dvid.codec import CODEC_NAME, Framing, check_configuration
+from zarr_dvid.errors import ReadOnlyError
 from zarr_dvid.voxels import Values, decode_payload
 
 
@@ -29,7 +30,7 @@ class DvidBlock(Codec):  # type: ignore[misc]
     def encode(self, buf: Any) -> bytes:
         """Encodes a uint64 array of shape (z, y, x) as a bare block."""
         if self.framing == "record":
-            raise TypeError(f"{CODEC_NAME} can't encode records; use framing='block'")
+            raise ReadOnlyError(f"{CODEC_NAME} can't encode records, which hold what only an export knows")
         return encode_block(np.asarray(buf))
 
     def decode(self, buf: Any, out: Any = None) -> Voxels:

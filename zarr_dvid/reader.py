@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import fsspec
 from fsspec.core import url_to_fs
 
-from zarr_dvid.errors import ExportError, ShardError
+from zarr_dvid.errors import ExportError, MissingFileError, ShardError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,18 @@ class Reader(Protocol):
         ...
 
     def list(self, path: str) -> Sequence[FileInfo]:
-        """Entries of a directory, in no order. Raises FileNotFoundError where there is none."""
+        """Entries of a directory, in no order. Raises MissingFileError where there is none."""
         ...
 
     def size(self, path: str) -> int:
-        """Length of a file in bytes. Raises FileNotFoundError where there is none."""
+        """Length of a file in bytes. Raises MissingFileError where there is none."""
         ...
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Reads byte ranges, given as (offset, size), each whole.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            MissingFileError: There is no such file.
             ShardError: The file ends before a range does.
         """
         ...
@@ -73,6 +74,16 @@ def short_read(path: str, offset: int, expected: int, found: int) -> ShardError:
     return ShardError(
         "the file ends inside a range", path=path, offset_bytes=offset, expected=f"{expected} bytes", found=found
     )
+
+
+@contextmanager
+def _none_missing(path: str) -> Iterator[None]:
+    """Turns what Zarr would take for an empty chunk into an error that it does not."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        reason = error.strerror or type(error).__name__
+        raise MissingFileError("the file is missing", path=path, expected="a file of the export", found=reason) from None
 
 
 class LocalReader:
@@ -91,32 +102,38 @@ class LocalReader:
     def list(self, path: str) -> Sequence[FileInfo]:
         """See `Reader`."""
         entries = []
-        with os.scandir(self._root / path) as scan:
+        with _none_missing(path or self.url), os.scandir(self._root / path) as scan:
             for entry in scan:
-                stat = entry.stat()
                 is_dir = entry.is_dir()
-                entries.append(FileInfo(entry.name, 0 if is_dir else stat.st_size, is_dir, str(stat.st_mtime_ns)))
+                # A link to nothing counts as an empty file, which no shard or index may be.
+                is_there = is_dir or entry.is_file()
+                stat = entry.stat(follow_symlinks=is_there)
+                size = stat.st_size if is_there and not is_dir else 0
+                entries.append(FileInfo(entry.name, size, is_dir, str(stat.st_mtime_ns)))
         return entries
 
     def size(self, path: str) -> int:
         """See `Reader`."""
-        return (self._root / path).stat().st_size
+        with _none_missing(path):
+            return (self._root / path).stat().st_size
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Reader`."""
-        parts = []
-        file = os.open(self._root / path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            for offset, size in ranges:
-                part = os.pread(file, size, offset)
-                while len(part) < size and (more := os.pread(file, size - len(part), offset + len(part))):
-                    part += more
-                if len(part) != size:
-                    raise short_read(path, offset, size, len(part))
-                parts.append(part)
-        finally:
-            os.close(file)
-        return parts
+        with _none_missing(path):
+            file = os.open(self._root / path, os.O_RDONLY)
+            try:
+                return [_pread(file, path, offset, size) for offset, size in ranges]
+            finally:
+                os.close(file)
+
+
+def _pread(file: int, path: str, offset: int, size: int) -> bytes:
+    part = os.pread(file, size, offset)
+    while len(part) < size and (more := os.pread(file, size - len(part), offset + len(part))):
+        part += more
+    if len(part) != size:
+        raise short_read(path, offset, size, len(part))
+    return part
 
 
 class FsspecReader:
@@ -137,7 +154,9 @@ class FsspecReader:
     def list(self, path: str) -> Sequence[FileInfo]:
         """See `Reader`."""
         entries = []
-        for entry in self._filesystem.ls(self._path(path), detail=True):
+        with _none_missing(path or self.url):
+            listing = self._filesystem.ls(self._path(path), detail=True)
+        for entry in listing:
             name = entry["name"].rstrip("/").rsplit("/", 1)[-1]
             marks = (entry.get(key) for key in ("ETag", "etag", "mtime", "LastModified", "created"))
             version = next((str(mark) for mark in marks if mark is not None), "")
@@ -146,14 +165,16 @@ class FsspecReader:
 
     def size(self, path: str) -> int:
         """See `Reader`."""
-        return int(self._filesystem.info(self._path(path))["size"])
+        with _none_missing(path):
+            return int(self._filesystem.info(self._path(path))["size"])
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Reader`."""
         paths = [self._path(path)] * len(ranges)
         starts = [offset for offset, _ in ranges]
         ends = [offset + size for offset, size in ranges]
-        parts: Sequence[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
+        with _none_missing(path):
+            parts: Sequence[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
         for (offset, size), part in zip(ranges, parts, strict=True):
             if len(part) != size:
                 raise short_read(path, offset, size, len(part))

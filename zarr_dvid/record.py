@@ -35,7 +35,7 @@ _NO_CODEC, _LZ4, _ZSTD = -1, 0, 1  # of a message's body
 # Blocks of 64^3 voxels and their label lists stay below this, and Arrow's int32 offsets keep a column below 2 GiB.
 _MAX_BUFFER_BYTES_A_ROW = 8 << 20
 _MAX_BUFFER_BYTES = 2 << 30
-_MAX_ROWS = 1 << 20  # of one batch; a whole shard of the male CNS has 32,768
+MAX_ROWS = 1 << 20  # of one batch; a whole shard of the male CNS has 32,768
 
 # org.apache.arrow.flatbuf.Type -> buffers of the field itself, for the types that a converted shard may have beside ours.
 _BUFFERS_OF_TYPE = {
@@ -67,9 +67,7 @@ _ARROW_SCHEMA = pa.schema(
         pa.field("chunk_z", pa.int32(), nullable=False),
         pa.field("labels", pa.list_(pa.uint64()), nullable=False),
         pa.field("supervoxels", pa.list_(pa.uint64()), nullable=False),
-        pa.field(
-            "dvid_compressed_block", pa.binary(), nullable=False, metadata={"compression": "true", "codec": "zstd"}
-        ),
+        pa.field("dvid_compressed_block", pa.binary(), nullable=False, metadata={"compression": "true", "codec": "zstd"}),
         pa.field("uncompressed_size", pa.uint32(), nullable=False),
     ]
 )
@@ -261,9 +259,7 @@ def _check_type(field: core.Field) -> None:
     else:
         good, expected = _is_int(field, 32, signed=True), "int32"
     if not good:
-        raise RecordError(
-            f"column {field.name!r} has another type", expected=expected, found=f"Arrow type {field.type}"
-        )
+        raise RecordError(f"column {field.name!r} has another type", expected=expected, found=f"Arrow type {field.type}")
 
 
 def _is_int(field: core.Field, bits: int, *, signed: bool) -> bool:
@@ -327,8 +323,8 @@ def read_coordinates(header: core.Message, buffers: Sequence[memoryview]) -> npt
         RecordError: A compressed buffer is broken, or they are not as many as the batch has rows.
     """
     n_rows = header.n_rows
-    if n_rows > _MAX_ROWS:
-        raise RecordError("the batch has too many rows", expected=f"at most {_MAX_ROWS}", found=n_rows)
+    if n_rows > MAX_ROWS:
+        raise RecordError("the batch has too many rows", expected=f"at most {MAX_ROWS}", found=n_rows)
     xyz = np.empty((n_rows, 3), np.int64)
     for axis, buffer in enumerate(buffers):
         plain: BytesLike = buffer
@@ -377,9 +373,7 @@ def _decompress_buffer(codec: int, buffer: memoryview, limit: int, offset_bytes:
                 raise RecordError(
                     "a zstd buffer claims two sizes", offset_bytes=offset_bytes, expected=length, found=claimed
                 )
-            plain = zstandard.ZstdDecompressor().decompress(
-                frame, max_output_size=max(1, length), allow_extra_data=False
-            )
+            plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=max(1, length), allow_extra_data=False)
         else:
             plain = pa.decompress(pa.py_buffer(frame), decompressed_size=length, codec="lz4", asbytes=True)
     except (zstandard.ZstdError, pa.ArrowException, OSError) as error:

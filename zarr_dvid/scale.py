@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zarr_dvid.cache import ByteBoundedCache
 from zarr_dvid.errors import ExportError, ExportWarning, ShardIndexError, ZarrDvidError
+from zarr_dvid.lazy import lazy
+from zarr_dvid.placement import Placement, are_in_cubes, common_cube, in_cubes, scattered, tell_units
 from zarr_dvid.reader import FileInfo, Reader
-from zarr_dvid.shard import Cube, Shard, ShardFiles, load_shard, read_index_rows, to_chunks, units_of
-from zarr_dvid.shard_index import CHUNK_VOXELS, chunk_key, from_keys, to_keys
+from zarr_dvid.shard import Shard, ShardFiles, UndecidedUnitsError, load_shard, raw_coordinates
+from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Units, from_keys
 from zarr_dvid.volume import XYZ, Sharding, grid_of
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-_SHARD_NAME = re.compile(r"(0|[1-9]\d{0,9})_(0|[1-9]\d{0,9})_(0|[1-9]\d{0,9})")
+_SHARD_NAME = re.compile(r"(0|[1-9][0-9]{0,9})_(0|[1-9][0-9]{0,9})_(0|[1-9][0-9]{0,9})")
 _INDEX_ENDINGS = ("-offsets.csv", ".csv", ".json")
 
 # Up to so many bytes of index files, all of a scale's are read before a chunk is said to be absent; above, a sample.
-_CHECK_ALL_BYTES = 256 << 20
+_CHECK_ALL_BYTES = 32 << 20
 _SAMPLE_SHARDS = 16
 
 shard_cache: ByteBoundedCache[Shard] = ByteBoundedCache(256 << 20)
@@ -58,38 +58,6 @@ def group_files(directory: str, files: Sequence[FileInfo]) -> tuple[dict[XYZ, Sh
     return shards, sorted(others)
 
 
-def common_cube(origins_voxel: Iterator[XYZ]) -> int:
-    """A side that every shard's cube has, or a multiple of it: the greatest common divisor of all names; 0 if all are 0.
-
-    Names are multiples of one side D for each scale. A multiple of D serves as well to find a chunk's file: the files
-    that are there all start at its borders.
-    """
-    return math.gcd(*(side for origin in origins_voxel for side in origin))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """Whether the chunks of a scale lie in the cubes of their files; and if not, which files they lie in.
-
-    Attributes:
-        keys: Of all chunks, ascending; empty where they lie in their cubes.
-        origins: The shard of each.
-        broken: Why the shards that could not be indexed could not; what they hold is not known.
-        is_scattered: Whether some lie outside.
-    """
-
-    keys: Ints
-    origins: list[XYZ]
-    broken: tuple[ZarrDvidError, ...]
-    is_scattered: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.keys.nbytes + 8 * len(self.origins)
-
-
-_IN_CUBES = Placement(np.empty(0, np.int64), [], (), is_scattered=False)
 _placement_cache: ByteBoundedCache[Placement] = ByteBoundedCache(256 << 20)
 
 
@@ -118,30 +86,39 @@ class Scale:
         self._reader = reader
         self._documented_size = size_xyz
         self._sharding = sharding
-        self._cube = Cube(common_cube(iter(shards)), None if size_xyz is None else grid_of(size_xyz))
-        if self._cube.side_voxels % CHUNK_VOXELS:
+        self._cube_voxels = common_cube(shards)
+        if self._cube_voxels % CHUNK_VOXELS:
             origin = next(o for o in shards if any(side % CHUNK_VOXELS for side in o))
             raise ExportError(
                 "a shard's name is no place of a chunk",
-                path=shards[origin].path,
-                expected="multiples of 64",
+                path=f"{shards[origin].directory}/{shards[origin].names[0]}",
+                expected="multiples of 64 voxels",
                 found=origin,
+                advice="Take the file out of the export",
             )
         self._placement: Placement | None = None
         self._warned_of_stray = False
 
-    @cached_property
+    @lazy
     def size_xyz(self) -> XYZ:
         """Voxels of the volume, (x, y, z): from its documents, else up to the end of the last chunk along each axis."""
         if self._documented_size is not None:
             return self._documented_size
+        if not self.shards:
+            raise ExportError(
+                "the scale has no shards, and no document tells its size",
+                path=f"s{self.level}",
+                expected="an info document, export.log, or shards",
+                found="none of them",
+                advice="Give a neuroglancer volume description as info=, or remove the empty directory",
+            )
         ends = np.ones(3, np.int64)
         # The last chunk along an axis lies in one of the shards that are last along it, unless shards are no cubes.
         last = [max(origin[axis] for origin in self.shards) for axis in range(3)] if self.shards else []
         is_scattered = self._checked_placement().is_scattered
-        for origin, files in self.shards.items():
+        for origin in self.shards:
             if is_scattered or any(origin[axis] == last[axis] for axis in range(3)):
-                chunks = self._chunks_of(files)
+                chunks = self.load(origin).index.chunks_xyz()
                 if len(chunks):
                     ends = np.maximum(ends, chunks.max(axis=0) + 1)
         x, y, z = (CHUNK_VOXELS * ends).tolist()
@@ -159,11 +136,40 @@ class Scale:
             ShardError: Its file can't be read.
             ShardIndexError: Its index can't be trusted.
         """
-        files = self.shards[origin]
-        key = (self._reader.key, files.path, files.version, self._cube)
-        shard = shard_cache.get(key, lambda: load_shard(self._reader, files, self._cube))
+        try:
+            shard = self._load(origin, None)
+        except UndecidedUnitsError:
+            shard = self._load(origin, self._units)
         self._warn_of_stray_chunks(shard)
         return shard
+
+    def _load(self, origin: XYZ, units: Units | None) -> Shard:
+        files = self.shards[origin]
+        key = (self._reader.key, files.path, files.version, units)
+        return shard_cache.get(key, lambda: load_shard(self._reader, files, units))
+
+    @lazy
+    def _units(self) -> Units:
+        """What coordinates count, where a shard alone does not tell: a scale counts the same in all its shards."""
+        files = list(self.shards.values())
+        if sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES:
+            files = _sample(files)
+        tables = []
+        for file in files:
+            with contextlib.suppress(ZarrDvidError):  # a broken shard proves nothing
+                tables.append((file.origin_voxel, raw_coordinates(self._reader, file)))
+        grid = None if self._documented_size is None else grid_of(self._documented_size)
+        units = tell_units(tables, side_voxels=self._cube_voxels, grid_xyz=grid)
+        if units is None:
+            some = next(xyz[xyz.any(axis=1)][0] for _, xyz in tables if xyz.any())
+            raise ShardIndexError(
+                "whether coordinates count chunks or voxels can't be told",
+                path=f"s{self.level}",
+                expected="one of them to fit the files' names and the volume",
+                found=f"{tuple(some.tolist())}, which fits as both or as neither",
+                advice="Give the volume's size with info=, which tells them apart",
+            )
+        return units
 
     def find(self, chunk_xyz: XYZ) -> list[Shard]:
         """The shards that hold records of a chunk; none if the export does not have it.
@@ -172,8 +178,10 @@ class Scale:
             ShardError: A shard that may hold it can't be read.
             ShardIndexError: The index of one can't be trusted, or no index can say that there is none.
         """
+        if not all(0 <= c < MAX_CHUNKS_A_SIDE for c in chunk_xyz):
+            return []
         if self._placement is None or not self._placement.is_scattered:
-            side = self._cube.side_voxels
+            side = self._cube_voxels
             x, y, z = ((CHUNK_VOXELS * c) // side * side if side else 0 for c in chunk_xyz)
             if (x, y, z) in self.shards:
                 shard = self.load((x, y, z))
@@ -182,10 +190,10 @@ class Scale:
         placement = self._checked_placement()
         if not placement.is_scattered:
             return []
-        first, last = np.searchsorted(placement.keys, [chunk_key(chunk_xyz), chunk_key(chunk_xyz) + 1])
-        if first == last and placement.broken:
-            raise placement.broken[0].located(chunk_xyz=chunk_xyz)
-        return [self.load(origin) for origin in dict.fromkeys(placement.origins[first:last])]
+        origins = placement.shards_of(chunk_xyz)
+        if not origins and placement.broken:
+            raise placement.broken[0]
+        return [self.load(origin) for origin in origins]
 
     def occupied(self) -> Iterator[Ints]:
         """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard.
@@ -201,7 +209,7 @@ class Scale:
                 raise placement.broken[0]
             tables: Iterator[Ints] = iter([from_keys(np.unique(placement.keys))])
         else:
-            tables = (np.unique(self._chunks_of(files), axis=0) for files in self.shards.values())
+            tables = (self.load(origin).index.chunks_xyz() for origin in self.shards)
         for chunks in tables:
             yield chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
 
@@ -213,59 +221,47 @@ class Scale:
         """
         if self._placement is None:
             versions = tuple(files.version for files in self.shards.values())
-            key = (self._reader.key, self.level, versions, self._cube)
+            key = (self._reader.key, self.level, versions, self._documented_size, self._sharding)
             self._placement = _placement_cache.get(key, self._check_cubes)
         return self._placement
 
     def _check_cubes(self) -> Placement:
-        files = list(self.shards.values())
-        in_all = sum(file.index_bytes for file in files) <= _CHECK_ALL_BYTES
-        if not in_all:
-            files = files[:: -(-len(files) // _SAMPLE_SHARDS)]
-        side = self._cube.side_voxels
+        """Looks at all shards; or at a sample, where the spec says that they are cubes or they are too many."""
         by_spec = self._sharding.cube_voxels(self.size_xyz) if self._sharding and self._documented_size else None
-        keys: list[Ints] = []
-        origins: list[XYZ] = []
-        broken: list[ZarrDvidError] = []
-        is_sound = True
+        files = list(self.shards.values())
+        is_sample = by_spec is not None or sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES
+        if is_sample:
+            files = _sample(files)
+        tables, broken = [], []
         for file in files:
             try:
-                chunks = self._chunks_of(file)
+                tables.append((file.origin_voxel, self.load(file.origin_voxel).index.chunks_xyz()))
             except ZarrDvidError as error:
                 broken.append(error)
-                continue
-            low = np.array(file.origin_voxel)
-            high = low + (side if in_all or by_spec is None else by_spec)
-            is_sound &= not side or bool(((chunks * CHUNK_VOXELS >= low) & (chunks * CHUNK_VOXELS < high)).all())
-            keys.append(to_keys(chunks))
-            origins += [file.origin_voxel] * len(chunks)
-        if is_sound:
-            if not in_all and by_spec is None:
-                warnings.warn(
-                    f"s{self.level}: that chunks lie in the cubes of their files was seen in {len(files)} of"
-                    f" {len(self.shards)} shards; give the export's spec as info= to be sure of all",
-                    ExportWarning,
-                    stacklevel=2,
-                )
-            return _IN_CUBES
-        if not in_all:
+        if by_spec is not None and are_in_cubes(tables, by_spec):
+            return in_cubes(broken)
+        if are_in_cubes(tables, self._cube_voxels):
+            if is_sample or broken:
+                self._warn_of_doubt(len(tables))
+            return in_cubes(broken)
+        if is_sample and len(files) < len(self.shards):
             raise ShardIndexError(
-                "the shards hold chunks outside the cubes that they are named for, and are too many to index them all",
+                "shards hold chunks outside the cubes that they are named for, and are too many to index them all",
                 path=f"s{self.level}",
-                expected=f"chunks within {by_spec or side} voxels of a file's name",
+                expected=f"chunks within {by_spec or self._cube_voxels} voxels of a file's name",
                 found=f"others, in a sample of {len(files)} shards",
                 advice="Export it again with a spec whose shards are cubes",
             )
-        all_keys = np.concatenate(keys)
-        order = np.argsort(all_keys, kind="stable")
-        return Placement(all_keys[order], [origins[i] for i in order], tuple(broken), is_scattered=True)
+        return scattered(tables, broken)
 
-    def _chunks_of(self, files: ShardFiles) -> Ints:
-        """The chunks (x, y, z) that a shard's index files name; its records are only looked at where there is none."""
-        if files.arrow is not None and files.indexes:
-            rows = read_index_rows(self._reader, files, footer=None)[0]
-            return to_chunks(rows.xyz, units_of(rows.xyz, files, self._cube), files.path)
-        return self.load(files.origin_voxel).index.chunks_xyz()
+    def _warn_of_doubt(self, n_seen: int) -> None:
+        warnings.warn(
+            f"s{self.level}: a chunk that its own shard does not list, or that has no shard, is taken to be absent: that"
+            f" chunks lie in the shards that they belong to was seen in {n_seen} of {len(self.shards)} shards; give the"
+            " export's spec as info= to be sure of the others",
+            ExportWarning,
+            stacklevel=2,
+        )
 
     def _warn_of_stray_chunks(self, shard: Shard) -> None:
         if self._warned_of_stray or self._documented_size is None:
@@ -280,3 +276,7 @@ class Scale:
                 ExportWarning,
                 stacklevel=2,
             )
+
+
+def _sample(files: list[ShardFiles]) -> list[ShardFiles]:
+    return files[:: -(-len(files) // _SAMPLE_SHARDS)] if files else files

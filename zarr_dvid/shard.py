@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError
+from zarr_dvid.placement import proves_chunks
 from zarr_dvid.reader import FileInfo, Reader
 from zarr_dvid.reconcile import (
     Places,
@@ -19,9 +20,9 @@ from zarr_dvid.reconcile import (
     wrong_end,
 )
 from zarr_dvid.record import Record, parse_batch
-from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index, tell_units
+from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
-from zarr_dvid.walk import Framing, Walk, is_end_mark, read_framing, walk_records
+from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_at, read_framing, walk_records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,22 +61,18 @@ class ShardFiles:
         return tuple((file.name, file.size_bytes, file.version) for file in (*files, *self.indexes))
 
     @property
+    def names(self) -> list[str]:
+        """Of the files that are there."""
+        return [name for name, _, _ in self.version]
+
+    @property
     def index_bytes(self) -> int:
         """Length of the index files together."""
         return sum(file.size_bytes for file in self.indexes)
 
 
-@dataclass(frozen=True, slots=True)
-class Cube:
-    """What may be known of a scale when one of its shards is read.
-
-    Attributes:
-        side_voxels: Side of a shard's cube (or a multiple of it), or 0 where that is not known.
-        grid_xyz: Chunks of the volume, or None where that is not known.
-    """
-
-    side_voxels: int
-    grid_xyz: tuple[int, int, int] | None
+class UndecidedUnitsError(Exception):
+    """All coordinates of a shard are multiples of 64: others have to tell whether they count chunks or voxels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,38 +133,65 @@ class Shard:
         return record
 
 
-def load_shard(reader: Reader, files: ShardFiles, cube: Cube) -> Shard:
+def load_shard(reader: Reader, files: ShardFiles, units: Units | None) -> Shard:
     """Reads a shard's framing and index, and checks all that can be checked without reading its records.
 
+    Args:
+        reader: Of the export's files.
+        files: The shard's.
+        units: What its coordinates count, or None to tell from them.
+
     Raises:
+        UndecidedUnitsError: They do not tell.
         ShardError: The shard is missing, empty, torn, or no shard.
         ShardIndexError: Its index is empty, cut, or contradicts the shard or itself.
     """
-    path = files.path
-    if files.arrow is None:
-        raise ShardError("the shard is missing, though its index is there", path=path, expected="a file", found="none")
-    try:
-        framing = read_framing(reader, path, files.arrow.size_bytes)
-        sources = read_index_rows(reader, files, footer=framing.footer)
-        if sources and sources[0].offset_bytes is not None:
-            xyz, places, units, walk = _by_offset(reader, files, cube, framing, sources)
-        else:
-            xyz, places, units, walk = _by_record(reader, files, cube, framing, sources)
-    except FileNotFoundError as error:
-        raise ShardError("a file of the shard vanished while it was read", path=path, found=str(error)) from None
+    framing = _framing(reader, files)
+    sources = read_index_rows(reader, files, footer=framing.footer)
+    by_offset = bool(sources) and sources[0].offset_bytes is not None
+    walk = None if by_offset else _walk(reader, framing, sources)
+    if walk is None:
+        xyz, places = sources[0].xyz, _places_by_offset(reader, framing, sources)
+    else:
+        xyz, places = walk.xyz, Places(walk.offset_bytes, walk.size_bytes, walk.row)
+    if units is None:
+        if not proves_chunks(xyz):
+            raise UndecidedUnitsError
+        units = "chunks"
+    if walk is None and len(xyz) and (units == "voxels" or _has_batches_of_many(reader, framing, places)):
+        # Rows that lack at the end of a batch, and records that count otherwise than the index, show in the records.
+        walk = walk_records(reader, framing)
+        check_against_records(sources[0], records_by_place(places, walk, sources[0].path), walk)
     if not sources:
-        _warn(f"{path}: the shard has no index; it was indexed from its {len(xyz)} records")
+        _warn(f"{files.path}: the shard has no index; it was indexed from its {len(xyz)} records")
     if not len(xyz):
-        _warn(f"{path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
-    chunks_xyz = to_chunks(xyz, units, path)
-    index = build_index(chunks_xyz, places.offset_bytes, places.size_bytes, places.row)
+        _warn(f"{files.path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
+    index = build_index(to_chunks(xyz, units, files.path), places.offset_bytes, places.size_bytes, places.row)
     return Shard(framing, index, units, _dialect(framing, sources, walk))
 
 
-def _by_offset(
-    reader: Reader, files: ShardFiles, cube: Cube, framing: Framing, sources: list[IndexRows]
-) -> tuple[Ints, Places, Units, Walk | None]:
-    """Coordinates and places from an index that has offsets; its records stay unread, unless it counts in voxels."""
+def raw_coordinates(reader: Reader, files: ShardFiles) -> Ints:
+    """A shard's coordinates as its index has them, or its records where it has none: int64, shape (n, 3).
+
+    Raises:
+        ShardError: The shard can't be read.
+        ShardIndexError: Its index can't.
+    """
+    if files.indexes:
+        return read_index_rows(reader, files, footer=None)[0].xyz
+    return walk_records(reader, _framing(reader, files)).xyz
+
+
+def _framing(reader: Reader, files: ShardFiles) -> Framing:
+    if files.arrow is None:
+        raise ShardError(
+            "the shard is missing, though its index is there", path=files.path, expected="a file", found=files.names[0]
+        )
+    return read_framing(reader, files.path, files.arrow.size_bytes)
+
+
+def _places_by_offset(reader: Reader, framing: Framing, sources: list[IndexRows]) -> Places:
+    """Places from an index that has offsets. They must fill the shard; other indexes must name the same chunks."""
     rows = sources[0]
     places = places_by_offset(rows, framing)
     end = places.end or framing.records_at
@@ -175,25 +199,28 @@ def _by_offset(
         raise wrong_end(rows, end, framing)
     for other in sources[1:]:
         check_same_chunks(rows, other)
-    units = units_of(rows.xyz, files, cube)
-    if units == "chunks":
-        return rows.xyz, places, units, None
-    # No DVID wrote voxels, only its first documents have them: whether the records do too has to be seen.
-    walk = walk_records(reader, framing)
-    check_against_records(rows, records_by_place(places, walk, rows.path), walk)
-    return rows.xyz, places, units, walk
+    return places
 
 
-def _by_record(
-    reader: Reader, files: ShardFiles, cube: Cube, framing: Framing, sources: list[IndexRows]
-) -> tuple[Ints, Places, Units, Walk]:
-    """Coordinates and places from the records themselves, checked against whatever index there is."""
+def _has_batches_of_many(reader: Reader, framing: Framing, places: Places) -> bool:
+    """Whether batches hold several rows. An index that was cut may have lost all but the first of the last one."""
+    return bool(places.row.any()) or n_rows_at(reader, framing, int(places.offset_bytes.max())) != 1
+
+
+def _walk(reader: Reader, framing: Framing, sources: list[IndexRows]) -> Walk:
+    """All records of a shard without offsets, checked against whatever index there is."""
     walk = walk_records(reader, framing)
     for rows in sources:
         assert rows.record is not None
         check_against_records(rows, rows.record, walk)
-    places = Places(walk.offset_bytes, walk.size_bytes, walk.row)
-    return walk.xyz, places, units_of(walk.xyz, files, cube), walk
+    if not sources and not walk.has_end_mark and not framing.is_file_format:
+        raise ShardIndexError(
+            "the shard has no index and no end mark: whether it is whole can't be told",
+            path=framing.path,
+            expected="an index file, or FFFFFFFF 00000000 at the end",
+            found=f"{len(walk.xyz)} whole records and neither",
+        )
+    return walk
 
 
 def _warn(message: str) -> None:
@@ -241,24 +268,6 @@ def to_chunks(xyz: Ints, units: Units, path: str) -> Ints:
             found=tuple(worst.tolist()),
         )
     return chunks
-
-
-def units_of(xyz: Ints, files: ShardFiles, cube: Cube) -> Units:
-    """What a shard's coordinates count.
-
-    Raises:
-        ShardIndexError: It can't be told.
-    """
-    units = tell_units(xyz, origin_voxel=files.origin_voxel, cube_voxels=cube.side_voxels, grid_xyz=cube.grid_xyz)
-    if units is None:
-        raise ShardIndexError(
-            "whether the coordinates count chunks or voxels can't be told",
-            path=files.path,
-            expected="one that fits the file's name and the volume",
-            found=f"{tuple(xyz[xyz.any(axis=1)][0].tolist())}, which fits as both or as neither",
-            advice="Give the volume's size with info=, which tells them apart",
-        )
-    return units
 
 
 def _dialect(framing: Framing, sources: list[IndexRows], walk: Walk | None) -> str:

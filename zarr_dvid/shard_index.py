@@ -126,36 +126,3 @@ def find_gap(offset_bytes: Ints, size_bytes: Ints, *, start: int) -> tuple[int, 
     expected = np.concatenate([[start], ends[:-1]])
     wrong = np.flatnonzero(starts != expected)
     return (int(expected[wrong[0]]), int(starts[wrong[0]])) if len(wrong) else None
-
-
-def tell_units(
-    xyz: Ints, *, origin_voxel: tuple[int, int, int], cube_voxels: int, grid_xyz: tuple[int, int, int] | None
-) -> Units | None:
-    """Tells whether a shard's coordinates are chunks, as DVID writes them, or voxels, as the first documents have them.
-
-    Voxel coordinates are multiples of 64. Where all are, the file's cube decides, and then the volume.
-
-    Args:
-        xyz: Coordinates as written, shape (n, 3).
-        origin_voxel: The cube's first voxel (x, y, z), from the file's name.
-        cube_voxels: Side of the cube, or 0 where it is not known.
-        grid_xyz: Chunks of the volume along each axis, or None where that is not known.
-
-    Returns:
-        The unit, or None where it can't be told.
-    """
-    if not xyz.any() or (xyz % CHUNK_VOXELS).any():
-        return "chunks"
-    low = np.array(origin_voxel)
-    as_chunks = _all_within(xyz * CHUNK_VOXELS, low, low + cube_voxels if cube_voxels else None)
-    as_voxels = _all_within(xyz, low, low + cube_voxels if cube_voxels else None)
-    if as_chunks == as_voxels and grid_xyz is not None:
-        end = np.array(grid_xyz)
-        as_chunks, as_voxels = _all_within(xyz, 0 * end, end), _all_within(xyz // CHUNK_VOXELS, 0 * end, end)
-    if as_chunks == as_voxels:
-        return None
-    return "chunks" if as_chunks else "voxels"
-
-
-def _all_within(xyz: Ints, low: Ints, high: Ints | None) -> bool:
-    return bool((xyz >= low).all()) and (high is None or bool((xyz < high).all()))

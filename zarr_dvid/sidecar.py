@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.csv
 
 from zarr_dvid.errors import ShardIndexError
+from zarr_dvid.record import MAX_ROWS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Ints = npt.NDArray[np.int64]
 
-_CHUNK_KEY = re.compile(r"(-?\d{1,10})_(-?\d{1,10})_(-?\d{1,10})")
+_CHUNK_KEY = re.compile(r"(-?[0-9]{1,10})_(-?[0-9]{1,10})_(-?[0-9]{1,10})")
 _PLACES = ("rec", "offset", "size", "batch_idx")
 _LARGEST = 1 << 62
 
@@ -99,9 +100,11 @@ def parse_csv(data: bytes, path: str) -> IndexRows:
     if "offset" not in known or "size" not in known:
         places[1:3] = None, None
     for name, values in zip(_PLACES, places, strict=True):
-        if values is not None and values.size and not (values.min() >= 0 and values.max() < _LARGEST):
+        limit = MAX_ROWS if name == "batch_idx" else _LARGEST
+        if values is not None and values.size and not (values.min() >= 0 and values.max() < limit):
+            worst = int(values.min() if values.min() < 0 else values.max())
             raise ShardIndexError(
-                f"the index has an impossible {name}", path=path, expected="0 or more", found=int(values.min())
+                f"the index has an impossible {name}", path=path, expected=f"0 to {limit - 1}", found=worst
             )
     return IndexRows(path, "csv " + ",".join(names), np.stack([columns[d] for d in "xyz"], axis=1), *places)
 

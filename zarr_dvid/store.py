@@ -12,7 +12,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 
 from zarr_dvid.errors import ReadOnlyError
 from zarr_dvid.export import InfoLike
-from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name
+from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name, three_sizes
 from zarr_dvid.reader import open_reader
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DvidStore(Store):
         super().__init__(read_only=True)
         self._options: dict[str, Any] = {
             "info": dict(info) if isinstance(info, Mapping) else os.fspath(info) if info is not None else None,
-            "voxel_size": voxel_size,
+            "voxel_size": None if voxel_size is None else three_sizes(voxel_size),
             "storage_options": dict(storage_options) if storage_options else None,
         }
         self.url = os.fspath(url)
@@ -66,7 +66,7 @@ class DvidStore(Store):
             functools.partial(open_reader, self.url, self._options["storage_options"]),
             name=export_name(self.url),
             info=self._options["info"],
-            voxel_size=voxel_size,
+            voxel_size=self._options["voxel_size"],
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,6 +139,22 @@ class DvidStore(Store):
             ReadOnlyError: Always.
         """
         self._refuse(key)
+
+    async def delete_dir(self, prefix: str) -> NoReturn:
+        """Refused.
+
+        Raises:
+            ReadOnlyError: Always.
+        """
+        self._refuse(prefix)
+
+    async def clear(self) -> NoReturn:
+        """Refused.
+
+        Raises:
+            ReadOnlyError: Always.
+        """
+        self._refuse("")
 
     def _refuse(self, key: str) -> NoReturn:
         raise ReadOnlyError(f"an export can't be written to; tried {key!r}", path=self.url)

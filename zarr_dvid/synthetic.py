@@ -168,9 +168,7 @@ def _processes(
     # Supervoxels are cut across, some fifteen diameters long.
     piece = (along / (30 * radius) + rng.random(n)).astype(np.int64)
     supervoxel = first_supervoxel + piece + np.arange(n) * (piece.max(initial=0) + 1)
-    return _Balls(
-        center.reshape(-1, 3), (radius * swelling).reshape(-1), np.tile(body, n_steps), supervoxel.reshape(-1)
-    )
+    return _Balls(center.reshape(-1, 3), (radius * swelling).reshape(-1), np.tile(body, n_steps), supervoxel.reshape(-1))
 
 
 def _ripples(rng: np.random.Generator, shape: ShapeZYX) -> list[Floats32]:

@@ -16,9 +16,11 @@ from zarr_dvid.errors import ExportError
 
 XYZ = tuple[int, int, int]
 
-_LOG_SCALE = re.compile(r"--- Scale (\d+) ---\n((?:(?!---).*\n)*)")
-_LOG_VOLUME = re.compile(r"^\s*Volume:\s+([\d,]+) x ([\d,]+) x ([\d,]+) voxels\s*$", re.MULTILINE)
-_LOG_CHUNKS = re.compile(r"^\s*Chunks exported:\s+([\d,]+)\s*$", re.MULTILINE)
+_LOG_SCALE = re.compile(r"--- Scale ([0-9]{1,2}) ---\n((?:(?!---).*\n)*)")
+_LOG_VOLUME = re.compile(
+    r"^\s*Volume:\s+([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) voxels\s*$", re.MULTILINE
+)
+_LOG_CHUNKS = re.compile(r"^\s*Chunks exported:\s+([0-9][0-9,]{0,15})\s*$", re.MULTILINE)
 _LARGEST_SIDE = 64 << 21
 
 
@@ -113,18 +115,18 @@ def parse_info(document: Mapping[str, Any] | bytes, source: str) -> VolumeInfo:
         try:
             sizes.append(_three(scale["size"], int))
             resolutions.append(_three(scale["resolution"], float) if "resolution" in scale else None)
-            chunk = scale.get("chunk_sizes", [[64, 64, 64]])[0]
+            chunk = list(scale.get("chunk_sizes", [[64, 64, 64]])[0])
             sharding = scale.get("sharding")
             bits = ("preshift_bits", "minishard_bits", "shard_bits")
             shardings.append(None if sharding is None else Sharding(*(_bits(sharding[name]) for name in bits)))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise _bad(
                 source,
                 f"its scale {i} can't be understood",
                 "size, chunk_sizes, and resolution and sharding if any",
                 repr(error),
             ) from None
-        if list(chunk) != [64, 64, 64]:
+        if chunk != [64, 64, 64]:
             raise _bad(source, f"its scale {i} has other chunks than an export", [64, 64, 64], chunk)
     return VolumeInfo(source, tuple(sizes), resolutions[0], tuple(shardings))
 
@@ -140,6 +142,8 @@ def _bad(source: str, problem: str, expected: object, found: object) -> ExportEr
 
 
 def _three(values: Any, kind: type) -> Any:
+    if any(type(value) not in (int, float) for value in values):
+        raise ValueError(f"{values!r} is not three numbers")
     three = tuple(kind(value) for value in values)
     if len(three) != 3 or not all(0 < value <= _LARGEST_SIDE for value in three) or three != tuple(values):
         raise ValueError(f"{values!r} is not three positive numbers")

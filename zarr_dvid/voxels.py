@@ -53,12 +53,8 @@ def decode_record(
             expected=len(record.supervoxels) // 8,
             found=len(labels),
         )
-    voxels = decode_into(
-        plain, labels=labels if values == "labels" else None, window=window, out=out, expected_shape=shape
-    )
-    if plain[16 : 16 + len(record.supervoxels)] != record.supervoxels or plain[12:16] != len(labels).to_bytes(
-        4, "little"
-    ):
+    voxels = decode_into(plain, labels=labels if values == "labels" else None, window=window, out=out, expected_shape=shape)
+    if plain[16 : 16 + len(record.supervoxels)] != record.supervoxels or plain[12:16] != len(labels).to_bytes(4, "little"):
         raise BlockError(
             "the record's supervoxels are not its block's label table",
             field="supervoxels",

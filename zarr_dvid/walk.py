@@ -216,6 +216,25 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
     )
 
 
+def n_rows_at(reader: Reader, framing: Framing, at: int) -> int:
+    """Records of the batch that starts at byte `at`.
+
+    Raises:
+        ShardError: There is no batch.
+    """
+    try:
+        batch = _read_header(_Windows(reader, framing.path, framing.records_end), framing, at)
+    except RecordError as error:
+        raise ShardError(
+            f"the index points to no record: {error.problem}",
+            path=framing.path,
+            offset_bytes=at,
+            expected=error.expected,
+            found=error.found,
+        ) from None
+    return 0 if batch is None else len(batch.xyz)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
     offset_bytes: int

@@ -1,0 +1,1 @@
+"""Times of zarr-dvid: `python -m benchmarks`."""
