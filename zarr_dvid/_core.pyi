@@ -10,13 +10,13 @@ class Fault(ValueError):  # noqa: N818 - it is caught and turned into an error w
     """Arguments: field, rule, offset in bytes, expected, found."""
 
 class Field:
-    name: str
+    name: bytes
     type: int
     bit_width: int
     is_signed: bool
     has_dictionary: bool
     children: list[Field]
-    metadata: list[tuple[str, str]]
+    metadata: list[tuple[bytes, bytes]]
 
 class Layout:
     n_nodes: int

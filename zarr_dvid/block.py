@@ -107,6 +107,7 @@ def decode_into(
     expected_shape: ShapeZYX | None = None,
 ) -> Voxels:
     """`decode_block` for a caller that knows what shape (z, y, x) the block has to have, and refuses any other."""
+    block = _as_bytes(block)
     plain = plain_block(block, expected_shape=expected_shape) if is_zstd(block) else block
     shape = _shape(plain)
     if expected_shape is not None and shape != expected_shape:
@@ -164,6 +165,7 @@ def block_info(block: BytesLike) -> BlockInfo:
     Raises:
         BlockError: The block breaks a rule of its format.
     """
+    block = _as_bytes(block)
     plain = plain_block(block)
     try:
         grid, n_labels, n_subblock_labels, solid = core.inspect_block(plain)
@@ -177,9 +179,14 @@ def block_info(block: BytesLike) -> BlockInfo:
         n_subblock_labels=n_subblock_labels,
         solid=solid,
         nbytes=len(plain),
-        nbytes_stored=memoryview(block).nbytes,
+        nbytes_stored=len(block),
         compressed=is_zstd(block),
     )
+
+
+def _as_bytes(data: BytesLike) -> BytesLike:
+    """The same memory, counted in unsigned bytes: a view may count in anything, and pyarrow's are signed."""
+    return data if type(data) is bytes else memoryview(data).cast("B")
 
 
 def is_zstd(data: BytesLike) -> bool:
@@ -229,7 +236,12 @@ def _too_large(part: str, limit: int, found: int) -> BlockError:
 def block_error(fault: core.Fault) -> BlockError:
     """The native core's complaint about a block as a `BlockError`."""
     field, rule, offset_bytes, expected, found = fault.args
-    return BlockError(f"{field} {rule}", field=field, offset_bytes=offset_bytes, expected=expected, found=found)
+    facts: dict[str, Any] = {"offset_bytes": offset_bytes, "expected": expected, "found": found}
+    if field in ("gx", "gy", "gz"):
+        facts["expected"] = f"1 to {expected}"
+    elif field == "labels":
+        facts["advice"] = "Give a label for each entry of the block's own table"
+    return BlockError(f"{field} {rule}", field=field, **facts)
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -249,6 +261,8 @@ def _limit_by_header(frame: BytesLike) -> int:
     if not all(1 <= side <= _MAX_GRID for side in (gx, gy, gz)):
         return 0
     n_subblocks = gx * gy * gz
+    if n_labels == 1:
+        return 24 + 6 * n_subblocks
     return 16 + 8 * min(n_labels, 512 * n_subblocks) + n_subblocks * (_SUBBLOCK_MAX_BYTES - 8 * 512)
 
 

@@ -12,7 +12,7 @@ from zarr_dvid.picture import save_label_image
 from zarr_dvid.synthetic import neurite_volume
 from zarr_dvid.writer import write_export
 
-_SHAPE = (192, 256, 384)
+_SHAPE = (128, 256, 256)
 _VOXEL_SIZE_NM = 8.0
 
 

@@ -123,8 +123,13 @@ class Export:
         Raises:
             ZarrDvidError: Its shard or index is missing or broken, or its record is not what the index promises.
         """
+        scale = self.scales.get(level)
+        if scale is None:
+            raise ExportError(
+                "there is no such scale", path=f"s{level}", expected=f"one of {list(self.scales)}", found=level
+            )
         try:
-            shards = self.scales[level].find(chunk_xyz)
+            shards = scale.find(chunk_xyz)
         except ZarrDvidError as error:
             raise error.located(chunk_xyz=chunk_xyz) from None
         found = [self._read_place(shard, place, chunk_xyz) for shard in shards for place in shard.index.places(chunk_xyz)]
@@ -214,4 +219,4 @@ def _read_document(url: str) -> bytes:
             )
         return reader.read_ranges(name, [(0, size)])[0]
     except MissingFileError as error:
-        raise ExportError("the volume description is missing", path=url, found=str(error), advice="Check info=") from None
+        raise ExportError("the volume description is missing", path=url, found=error.found, advice="Check info=") from None

@@ -214,15 +214,16 @@ def _layout(fields: Sequence[core.Field]) -> RecordLayout:
     by_name: dict[str, core.Field] = {}
     node = buffer = 0
     for field in fields:
-        if field.name in by_name:
-            raise RecordError(f"the schema has column {field.name!r} twice")
-        by_name[field.name] = field
-        places[field.name] = (node, buffer, field.type in (_LARGE_BINARY, _LARGE_LIST))
+        name = field.name.decode("utf-8", "backslashreplace")
+        if name in by_name:
+            raise RecordError(f"the schema has column {name!r} twice")
+        by_name[name] = field
+        places[name] = (node, buffer, field.type in (_LARGE_BINARY, _LARGE_LIST))
         n_nodes, n_buffers = _extent(field)
         node, buffer = node + n_nodes, buffer + n_buffers
     for name in _COLUMNS:
         if name in by_name:
-            _check_type(by_name[name])
+            _check_type(name, by_name[name])
         elif name != "uncompressed_size":
             raise RecordError("the schema lacks a column", expected=name, found=", ".join(by_name) or "no columns")
     metadata = dict(by_name["dvid_compressed_block"].metadata)
@@ -231,7 +232,7 @@ def _layout(fields: Sequence[core.Field]) -> RecordLayout:
     return RecordLayout(
         native=core.make_layout(node, buffer, columns),
         has_size="uncompressed_size" in by_name,
-        says_zstd="uncompressed_size" in by_name or metadata.get("codec") == "zstd",
+        says_zstd="uncompressed_size" in by_name or metadata.get(b"codec") == b"zstd",
         is_dvid=names in (_COLUMNS, _COLUMNS[:-1]) and not any(large for _, _, large in columns),
     )
 
@@ -247,19 +248,19 @@ def _extent(field: core.Field) -> tuple[int, int]:
     return nodes, buffers
 
 
-def _check_type(field: core.Field) -> None:
-    if field.name in ("labels", "supervoxels"):
+def _check_type(name: str, field: core.Field) -> None:
+    if name in ("labels", "supervoxels"):
         item = field.children[0] if len(field.children) == 1 else None
         good = field.type in (_LIST, _LARGE_LIST) and item is not None and _is_int(item, 64, signed=False)
         expected = "a list of uint64"
-    elif field.name == "dvid_compressed_block":
+    elif name == "dvid_compressed_block":
         good, expected = field.type in (_BINARY, _LARGE_BINARY), "binary"
-    elif field.name == "uncompressed_size":
+    elif name == "uncompressed_size":
         good, expected = _is_int(field, 32, signed=False), "uint32"
     else:
         good, expected = _is_int(field, 32, signed=True), "int32"
     if not good:
-        raise RecordError(f"column {field.name!r} has another type", expected=expected, found=f"Arrow type {field.type}")
+        raise RecordError(f"column {name!r} has another type", expected=expected, found=f"Arrow type {field.type}")
 
 
 def _is_int(field: core.Field, bits: int, *, signed: bool) -> bool:

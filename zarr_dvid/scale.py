@@ -145,8 +145,8 @@ class Scale:
 
     def _load(self, origin: XYZ, units: Units | None) -> Shard:
         files = self.shards[origin]
-        key = (self._reader.key, files.path, files.version, units)
-        return shard_cache.get(key, lambda: load_shard(self._reader, files, units))
+        key = (self._reader.key, files.path, files.version, units, self._cube_voxels)
+        return shard_cache.get(key, lambda: load_shard(self._reader, files, units=units, side_voxels=self._cube_voxels))
 
     @lazy
     def _units(self) -> Units:

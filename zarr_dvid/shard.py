@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError
-from zarr_dvid.placement import proves_chunks
+from zarr_dvid.placement import are_in_cubes, proves_chunks
 from zarr_dvid.reader import FileInfo, Reader
 from zarr_dvid.reconcile import (
     Places,
@@ -22,7 +22,7 @@ from zarr_dvid.reconcile import (
 from zarr_dvid.record import Record, parse_batch
 from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
-from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_at, read_framing, walk_records
+from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_of_first, read_framing, walk_records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -99,7 +99,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return self.index.nbytes + 2048
+        return self.index.nbytes + 4096
 
     def parse(self, message: bytes, place: Place, chunk_xyz: tuple[int, int, int]) -> Record:
         """Parses a message that was read from `place`, and checks that its row is the chunk that was asked for.
@@ -133,13 +133,14 @@ class Shard:
         return record
 
 
-def load_shard(reader: Reader, files: ShardFiles, units: Units | None) -> Shard:
+def load_shard(reader: Reader, files: ShardFiles, *, units: Units | None, side_voxels: int) -> Shard:
     """Reads a shard's framing and index, and checks all that can be checked without reading its records.
 
     Args:
         reader: Of the export's files.
         files: The shard's.
         units: What its coordinates count, or None to tell from them.
+        side_voxels: Side of the scale's cubes (or a multiple of it), or 0 where it is not known.
 
     Raises:
         UndecidedUnitsError: They do not tell.
@@ -158,15 +159,22 @@ def load_shard(reader: Reader, files: ShardFiles, units: Units | None) -> Shard:
         if not proves_chunks(xyz):
             raise UndecidedUnitsError
         units = "chunks"
-    if walk is None and len(xyz) and (units == "voxels" or _has_batches_of_many(reader, framing, places)):
-        # Rows that lack at the end of a batch, and records that count otherwise than the index, show in the records.
+    chunks_xyz = to_chunks(xyz, units, files.path)
+    # The records have to bear an index with offsets out where it says what DVID's never say: voxels, or chunks outside the
+    # file's cube; and where rows that it lacks would not show: those of a batch of many.
+    if walk is None and (
+        units == "voxels"
+        or not are_in_cubes([(files.origin_voxel, chunks_xyz)], side_voxels)
+        or places.row.any()
+        or n_rows_of_first(reader, framing) > 1
+    ):
         walk = walk_records(reader, framing)
         check_against_records(sources[0], records_by_place(places, walk, sources[0].path), walk)
     if not sources:
         _warn(f"{files.path}: the shard has no index; it was indexed from its {len(xyz)} records")
     if not len(xyz):
         _warn(f"{files.path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
-    index = build_index(to_chunks(xyz, units, files.path), places.offset_bytes, places.size_bytes, places.row)
+    index = build_index(chunks_xyz, places.offset_bytes, places.size_bytes, places.row)
     return Shard(framing, index, units, _dialect(framing, sources, walk))
 
 
@@ -200,11 +208,6 @@ def _places_by_offset(reader: Reader, framing: Framing, sources: list[IndexRows]
     for other in sources[1:]:
         check_same_chunks(rows, other)
     return places
-
-
-def _has_batches_of_many(reader: Reader, framing: Framing, places: Places) -> bool:
-    """Whether batches hold several rows. An index that was cut may have lost all but the first of the last one."""
-    return bool(places.row.any()) or n_rows_at(reader, framing, int(places.offset_bytes.max())) != 1
 
 
 def _walk(reader: Reader, framing: Framing, sources: list[IndexRows]) -> Walk:

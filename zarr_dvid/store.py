@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -180,7 +181,7 @@ def cut(value: bytes, byte_range: ByteRequest | None) -> bytes:
 
 
 def _take(items: Iterator[T], n: int) -> list[T]:
-    return [item for item, _ in zip(items, range(n), strict=False)]
+    return list(itertools.islice(items, n))
 
 
 def open(  # noqa: A001 - as zarr.open

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FOOTER_MAGIC = b"CHUNKIDX"
 _FILE_MAGIC = b"ARROW1"
 _FILE_HEAD_BYTES = 8  # the magic, padded
-_HEAD_BYTES = 1024  # DVID's schema message is 688
+_HEAD_BYTES = 2048  # DVID's schema message and the header of its first record take about 1300
 _TAIL_BYTES = 48
 
 
@@ -50,7 +50,8 @@ class Framing:
         records_at: End of the schema message, where the record batches start.
         records_end: Where they must have ended, end mark included.
         footer: Start and length of the JSON footer, or None.
-        tail: The file's last bytes.
+        head: The file's first bytes.
+        tail: Its last ones.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Framing:
     records_at: int
     records_end: int
     footer: tuple[int, int] | None
+    head: bytes
     tail: bytes
 
 
@@ -88,9 +90,9 @@ class Walk:
 class _Windows:
     """Reads a file forwards in windows, so that small records share a read and large ones are skipped."""
 
-    def __init__(self, reader: Reader, path: str, end: int) -> None:
-        self._reader, self._path, self._end = reader, path, end
-        self._at, self._bytes = 0, b""
+    def __init__(self, reader: Reader, framing: Framing) -> None:
+        self._reader, self._path, self._end = reader, framing.path, framing.records_end
+        self._at, self._bytes = 0, framing.head
 
     def get(self, at: int, size: int) -> memoryview:
         """The bytes from `at` on; the caller has checked that they are there."""
@@ -132,7 +134,7 @@ def read_framing(reader: Reader, path: str, size_bytes: int) -> Framing:
         layout, schema_bytes = read_layout(head[start:])
     except RecordError as error:
         raise ShardError(f"the shard does not start with a schema: {error}", path=path) from None
-    return Framing(path, size_bytes, is_file, layout, start, start + schema_bytes, end, footer, tail)
+    return Framing(path, size_bytes, is_file, layout, start, start + schema_bytes, end, footer, head, tail)
 
 
 def _footer(path: str, size_bytes: int, tail: bytes) -> tuple[int, tuple[int, int]]:
@@ -144,6 +146,8 @@ def _footer(path: str, size_bytes: int, tail: bytes) -> tuple[int, tuple[int, in
             expected=f"at most {size_bytes - 16}",
             found=length,
         )
+    if length == 0:
+        raise ShardIndexError("the footer is empty", path=path, expected="a JSON object", found="0 bytes")
     at = size_bytes - 16 - length
     return at, (at, length)
 
@@ -177,7 +181,7 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
     Raises:
         ShardError: The stream is torn, has several schemas, or goes on behind its end mark.
     """
-    windows = _Windows(reader, framing.path, framing.records_end)
+    windows = _Windows(reader, framing)
     batches: list[_Batch] = []
     at = framing.records_at
     try:
@@ -216,19 +220,21 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
     )
 
 
-def n_rows_at(reader: Reader, framing: Framing, at: int) -> int:
-    """Records of the batch that starts at byte `at`.
+def n_rows_of_first(reader: Reader, framing: Framing) -> int:
+    """Records of the first batch; writers fill all batches alike but the last. 0 where there is none.
 
     Raises:
-        ShardError: There is no batch.
+        ShardError: The shard is torn there.
     """
+    if framing.records_at >= framing.records_end:
+        return 0
     try:
-        batch = _read_header(_Windows(reader, framing.path, framing.records_end), framing, at)
+        batch = _read_header(_Windows(reader, framing), framing, framing.records_at)
     except RecordError as error:
         raise ShardError(
-            f"the index points to no record: {error.problem}",
+            f"no whole record follows the schema: {error.problem}",
             path=framing.path,
-            offset_bytes=at,
+            offset_bytes=framing.records_at,
             expected=error.expected,
             found=error.found,
         ) from None

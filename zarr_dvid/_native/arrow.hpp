@@ -127,8 +127,13 @@ inline Message parse_message(Bytes metadata) {
     const Extent extent{not_negative("buffer offset", buffers_at + 16 * i, load<std::int64_t>(at)),
                         not_negative("buffer length", buffers_at + 16 * i + 8, load<std::int64_t>(at + 8))};
     if (extent.offset_bytes > message.body_bytes || extent.size_bytes > message.body_bytes - extent.offset_bytes)
-      throw Fault("buffer", "runs past the end of the body", buffers_at + 16 * i, message.body_bytes,
+      throw Fault("buffer", "would run past the end of the body", buffers_at + 16 * i, message.body_bytes,
                   extent.offset_bytes + extent.size_bytes);
+    // Every writer lays buffers out one behind the other, padded to 8 or 64 bytes. Offsets that do anything else would
+    // show one buffer's bytes as another's.
+    const std::uint64_t end = message.buffers.empty() ? 0 : message.buffers.back().offset_bytes + message.buffers.back().size_bytes;
+    if (extent.offset_bytes % 8 != 0 || extent.offset_bytes < end || extent.offset_bytes - end >= 64)
+      throw Fault("buffer", "must follow the one before", buffers_at + 16 * i, end, extent.offset_bytes);
     message.buffers.push_back(extent);
   }
   if (batch.field(3) != 0) {
@@ -236,7 +241,7 @@ struct RowReader {
     const Extent& buffer = message.buffers[static_cast<std::size_t>(index)];
     const std::uint64_t available = buffer.size_bytes / element_bytes;
     if (first > available || n > available - first)
-      throw Fault(name, "runs past the end of its buffer", buffer.offset_bytes, first + n, available);
+      throw Fault(name, "would run past the end of its buffer", buffer.offset_bytes, first + n, available);
     return {buffer.offset_bytes + first * element_bytes, n * element_bytes};
   }
 

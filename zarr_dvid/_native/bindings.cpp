@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -109,6 +108,8 @@ std::vector<dvid::Field> parse_schema(nb::handle metadata) {
   return dvid::parse_schema(held.bytes());
 }
 
+nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
 using Range = std::pair<std::uint64_t, std::uint64_t>;
 Range range(const dvid::Extent& extent) { return {extent.offset_bytes, extent.size_bytes}; }
 
@@ -207,13 +208,17 @@ NB_MODULE(_core, m) {
       .def("row", &parse_row, nb::arg("body"), nb::arg("layout"), nb::arg("row"));
 
   nb::class_<dvid::Field>(m, "Field")
-      .def_ro("name", &dvid::Field::name)
+      .def_prop_ro("name", [](const dvid::Field& self) { return to_bytes(self.name); })
       .def_ro("type", &dvid::Field::type)
       .def_ro("bit_width", &dvid::Field::bit_width)
       .def_ro("is_signed", &dvid::Field::is_signed)
       .def_ro("has_dictionary", &dvid::Field::has_dictionary)
       .def_ro("children", &dvid::Field::children)
-      .def_ro("metadata", &dvid::Field::metadata);
+      .def_prop_ro("metadata", [](const dvid::Field& self) {
+        std::vector<std::pair<nb::bytes, nb::bytes>> pairs;
+        for (const auto& [key, value] : self.metadata) pairs.emplace_back(to_bytes(key), to_bytes(value));
+        return pairs;
+      });
   m.def("parse_message", &parse_message, nb::arg("metadata"));
   m.def("parse_schema", &parse_schema, nb::arg("metadata"));
 }

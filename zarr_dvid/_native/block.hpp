@@ -54,13 +54,13 @@ inline Block parse_block(Bytes bytes) {
   for (unsigned d = 0; d < 3; ++d) {
     block.grid[d] = load<std::uint32_t>(bytes.data + 4 * d);
     if (block.grid[d] == 0 || block.grid[d] > kMaxGrid)
-      throw Fault(kAxis[d], "must be 1 to 128 sub-blocks", 4 * d, kMaxGrid, block.grid[d]);
+      throw Fault(kAxis[d], "is no number of sub-blocks", 4 * d, kMaxGrid, block.grid[d]);
   }
   block.n_subblocks = std::uint64_t{block.grid[0]} * block.grid[1] * block.grid[2];
   block.n_labels = load<std::uint32_t>(bytes.data + 12);
   if (block.n_labels == 0) throw Fault("N", "must not be 0 labels", 12, 1, 0);
   if (block.n_labels > kSubblockVoxels * block.n_subblocks)
-    throw Fault("N", "is more labels than the block has voxels", 12, kSubblockVoxels * block.n_subblocks, block.n_labels);
+    throw Fault("N", "must not exceed the voxels of the block", 12, kSubblockVoxels * block.n_subblocks, block.n_labels);
   const std::uint64_t counts_at = kHeaderBytes + 8 * std::uint64_t{block.n_labels};
   bytes.require("label table", kHeaderBytes, 8 * std::uint64_t{block.n_labels});
   block.labels = bytes.data + kHeaderBytes;
@@ -81,7 +81,7 @@ inline Block parse_block(Bytes bytes) {
   for (std::uint64_t s = 0; s < n; ++s) {
     const std::uint16_t count = load<std::uint16_t>(block.counts + 2 * s);
     if (count > kSubblockVoxels)
-      throw Fault("counts", "is more labels than a sub-block has voxels", counts_at + 2 * s, kSubblockVoxels, count);
+      throw Fault("counts", "must not exceed the voxels of a sub-block", counts_at + 2 * s, kSubblockVoxels, count);
     block.n_indices += count;
     value_bytes += 64 * value_bits(count);
   }

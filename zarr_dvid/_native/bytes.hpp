@@ -46,7 +46,7 @@ struct Bytes {
   bool holds(std::uint64_t offset, std::uint64_t count) const { return offset <= size && count <= size - offset; }
 
   void require(const char* field, std::uint64_t offset, std::uint64_t count) const {
-    if (!holds(offset, count)) throw Fault(field, "runs past the end", offset, count, offset <= size ? size - offset : 0);
+    if (!holds(offset, count)) throw Fault(field, "would run past the end", offset, count, offset <= size ? size - offset : 0);
   }
 
   template <class T>

@@ -26,16 +26,18 @@ class Numbering {
   std::vector<std::uint64_t> keys_;
   std::vector<std::uint32_t> numbers_;  // number + 1; 0 where the slot is free
   std::vector<std::uint64_t> order_;
+  unsigned shift_ = 0;  // leaves the top bits of a hash, as many as number the slots
 
   std::size_t slot(std::uint64_t label) const {
     const std::size_t mask = keys_.size() - 1;
-    std::size_t at = static_cast<std::size_t>((label * 0x9E3779B97F4A7C15ull) >> 32) & mask;
+    std::size_t at = static_cast<std::size_t>((label * 0x9E3779B97F4A7C15ull) >> shift_);
     while (numbers_[at] != 0 && keys_[at] != label) at = (at + 1) & mask;
     return at;
   }
 
   void resize(std::size_t n_slots) {
     keys_.assign(n_slots, 0);
+    shift_ = 64 - static_cast<unsigned>(__builtin_ctzll(n_slots));
     numbers_.assign(n_slots, 0);
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const std::size_t at = slot(order_[i]);
