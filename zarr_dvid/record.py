@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import zstandard
 
 from zarr_dvid._native import core
 from zarr_dvid.block import BytesLike
+from zarr_dvid.body import NO_CODEC, decompress_body, decompress_buffer
 from zarr_dvid.errors import RecordError
 
 if TYPE_CHECKING:
@@ -30,11 +30,7 @@ PREFIX_BYTES = 8
 MAX_METADATA_BYTES = 1 << 20
 
 SCHEMA, RECORD_BATCH = 1, 3  # kinds of message
-_NO_CODEC, _LZ4, _ZSTD = -1, 0, 1  # of a message's body
 
-# Blocks of 64^3 voxels and their label lists stay below this, and Arrow's int32 offsets keep a column below 2 GiB.
-_MAX_BUFFER_BYTES_A_ROW = 8 << 20
-_MAX_BUFFER_BYTES = 2 << 30
 MAX_ROWS = 1 << 20  # of one batch; a whole shard of the male CNS has 32,768
 
 # org.apache.arrow.flatbuf.Type -> buffers of the field itself, for the types that a converted shard may have beside ours.
@@ -286,9 +282,9 @@ def parse_batch(message: BytesLike, layout: RecordLayout) -> RecordBatch:
         raise RecordError("the message is no record batch", expected="type 3", found=f"type {header.kind}")
     if header.body_bytes != body.nbytes:
         raise RecordError("the message's body has another length", expected=header.body_bytes, found=body.nbytes)
-    if header.codec == _NO_CODEC:
+    if header.codec == NO_CODEC:
         return RecordBatch(header, body, layout)
-    plain, buffers = _decompress_body(header, body)
+    plain, buffers = decompress_body(header, body)
     return RecordBatch(header.with_buffers(len(plain), buffers), plain, layout)
 
 
@@ -329,61 +325,12 @@ def read_coordinates(header: core.Message, buffers: Sequence[memoryview]) -> npt
     xyz = np.empty((n_rows, 3), np.int64)
     for axis, buffer in enumerate(buffers):
         plain: BytesLike = buffer
-        if header.codec != _NO_CODEC:
-            plain = _decompress_buffer(header.codec, buffer, 8 * n_rows + 64, 0) if buffer else b""
+        if header.codec != NO_CODEC:
+            plain = decompress_buffer(header.codec, buffer, 8 * n_rows + 64, 0) if buffer else b""
             if len(plain) < 4 * n_rows:
                 raise RecordError("chunk coordinates are cut", expected=f"{4 * n_rows} bytes", found=len(plain))
         xyz[:, axis] = np.frombuffer(plain, "<i4", n_rows)
     return xyz
-
-
-def _decompress_body(header: core.Message, body: memoryview) -> tuple[bytes, list[tuple[int, int]]]:
-    """Undoes Arrow's body compression: each buffer is an int64 length (-1: stored as it is) and a frame of its own."""
-    limit = min(_MAX_BUFFER_BYTES, _MAX_BUFFER_BYTES_A_ROW * max(1, header.n_rows))
-    plain = bytearray()
-    extents: list[tuple[int, int]] = []
-    for offset, size in header.buffers:
-        start = len(plain)
-        if size:
-            plain += _decompress_buffer(header.codec, body[offset : offset + size], limit - start, offset)
-        extents.append((start, len(plain) - start))
-        plain += bytes(-len(plain) % 8)
-    return bytes(plain), extents
-
-
-def _decompress_buffer(codec: int, buffer: memoryview, limit: int, offset_bytes: int) -> BytesLike:
-    if buffer.nbytes < 8:
-        raise RecordError(
-            "a compressed buffer lacks its length", offset_bytes=offset_bytes, expected=8, found=buffer.nbytes
-        )
-    length: int = struct.unpack_from("<q", buffer)[0]
-    frame = buffer[8:]
-    if length == -1:
-        return frame
-    if not 0 <= length <= limit:
-        raise RecordError(
-            "a compressed buffer claims an impossible size",
-            offset_bytes=offset_bytes,
-            expected=f"at most {limit} bytes",
-            found=length,
-        )
-    try:
-        if codec == _ZSTD:
-            claimed = zstandard.get_frame_parameters(frame).content_size
-            if claimed not in (length, zstandard.CONTENTSIZE_UNKNOWN):
-                raise RecordError(
-                    "a zstd buffer claims two sizes", offset_bytes=offset_bytes, expected=length, found=claimed
-                )
-            plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=max(1, length), allow_extra_data=False)
-        else:
-            plain = pa.decompress(pa.py_buffer(frame), decompressed_size=length, codec="lz4", asbytes=True)
-    except (zstandard.ZstdError, pa.ArrowException, OSError) as error:
-        raise RecordError(f"a compressed buffer is broken ({error})", offset_bytes=offset_bytes) from None
-    if len(plain) != length:
-        raise RecordError(
-            "a compressed buffer has another size", offset_bytes=offset_bytes, expected=length, found=len(plain)
-        )
-    return plain
 
 
 def schema_message() -> bytes:

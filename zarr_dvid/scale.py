@@ -97,7 +97,8 @@ class Scale:
                 advice="Take the file out of the export",
             )
         self._placement: Placement | None = None
-        self._warned_of_stray = False
+        self._saw_strays = False
+        self._warned_past_the_end = False
 
     @lazy
     def size_xyz(self) -> XYZ:
@@ -140,7 +141,9 @@ class Scale:
             shard = self._load(origin, None)
         except UndecidedUnitsError:
             shard = self._load(origin, self._units)
-        self._warn_of_stray_chunks(shard)
+        if not self._saw_strays:
+            self._saw_strays = not are_in_cubes([(origin, shard.index.chunks_xyz())], self._cube_voxels)
+        self._warn_past_the_end(shard)
         return shard
 
     def _load(self, origin: XYZ, units: Units | None) -> Shard:
@@ -180,20 +183,26 @@ class Scale:
         """
         if not all(0 <= c < MAX_CHUNKS_A_SIDE for c in chunk_xyz):
             return []
-        if self._placement is None or not self._placement.is_scattered:
-            side = self._cube_voxels
-            x, y, z = ((CHUNK_VOXELS * c) // side * side if side else 0 for c in chunk_xyz)
-            if (x, y, z) in self.shards:
-                shard = self.load((x, y, z))
-                if shard.index.places(chunk_xyz):
-                    return [shard]
+        own = self._own_shard(chunk_xyz)
+        # Elsewhere a chunk is looked for only if it is not there, or if shards were seen to hold others' chunks.
+        if own and not self._saw_strays and not (self._placement and self._placement.is_scattered):
+            return own
         placement = self._checked_placement()
         if not placement.is_scattered:
-            return []
+            return own
         origins = placement.shards_of(chunk_xyz)
         if not origins and placement.broken:
             raise placement.broken[0]
         return [self.load(origin) for origin in origins]
+
+    def _own_shard(self, chunk_xyz: XYZ) -> list[Shard]:
+        """The shard whose cube a chunk lies in, if that lists it."""
+        side = self._cube_voxels
+        x, y, z = ((CHUNK_VOXELS * c) // side * side if side else 0 for c in chunk_xyz)
+        if (x, y, z) not in self.shards:
+            return []
+        shard = self.load((x, y, z))
+        return [shard] if shard.index.places(chunk_xyz) else []
 
     def occupied(self) -> Iterator[Ints]:
         """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard.
@@ -263,13 +272,13 @@ class Scale:
             stacklevel=2,
         )
 
-    def _warn_of_stray_chunks(self, shard: Shard) -> None:
-        if self._warned_of_stray or self._documented_size is None:
+    def _warn_past_the_end(self, shard: Shard) -> None:
+        if self._warned_past_the_end or self._documented_size is None:
             return
         chunks = shard.index.chunks_xyz()
         outside = chunks[(chunks >= np.array(self.grid_xyz)).any(axis=1)]
         if len(outside):
-            self._warned_of_stray = True
+            self._warned_past_the_end = True
             warnings.warn(
                 f"{shard.path}: {len(outside)} chunks lie past the end of the volume of {self.grid_xyz} chunks (x, y, z),"
                 f" {tuple(outside[0].tolist())} for one; no array reaches them",
