@@ -153,6 +153,16 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         key = self._strip_protocol(path)
         return self.hierarchy.exists(key) if parse_key(key) else self.hierarchy.children(key) is not None
 
+    def isfile(self, path: str, **_: Any) -> bool:
+        """Whether there is such a file; errors stay errors, as in `exists`."""
+        key = self._strip_protocol(path)
+        return parse_key(key) is not None and self.hierarchy.exists(key)
+
+    def isdir(self, path: str, **_: Any) -> bool:
+        """Whether there is such a directory; errors stay errors, as in `exists`."""
+        key = self._strip_protocol(path)
+        return parse_key(key) is None and self.hierarchy.children(key) is not None
+
     def _open(self, path: str, mode: str = "rb", **_: Any) -> _OpenFile:
         if mode != "rb":
             self._refuse()

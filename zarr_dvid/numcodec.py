@@ -31,7 +31,11 @@ class DvidBlock(Codec):  # type: ignore[misc]
         """Encodes a uint64 array of shape (z, y, x) as a bare block."""
         if self.framing == "record":
             raise ReadOnlyError(f"{CODEC_NAME} can't encode records, which hold what only an export knows")
-        return encode_block(np.asarray(buf))
+        volume = np.asarray(buf)
+        if volume.flags.f_contiguous and not volume.flags.c_contiguous:
+            # Zarr would take what `decode` gives for Fortran order again, which a block's bytes do not tell.
+            raise ValueError(f"{CODEC_NAME} holds arrays in C order (z, y, x); create the array with order='C'")
+        return encode_block(volume)
 
     def decode(self, buf: Any, out: Any = None) -> Voxels:
         """Decodes a block or record to uint64 voxels of shape (z, y, x); into `out` where it is given."""

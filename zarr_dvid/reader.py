@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.cached import CachingFileSystem
 
 from zarr_dvid.errors import ExportError, MissingFileError, ShardError
 
@@ -136,6 +138,20 @@ def _pread(file: int, path: str, offset: int, size: int) -> bytes:
     return part
 
 
+class _Filling:
+    """A lock that a forked child has anew."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_filling = _Filling()
+
+
 class FsspecReader:
     """A directory of any fsspec filesystem."""
 
@@ -147,6 +163,10 @@ class FsspecReader:
         protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
         self.url = f"{protocol}://{self._root}"
         self.key = (filesystem._fs_token, self._root)
+
+    def _one_at_a_time(self) -> AbstractContextManager[Any]:
+        """Fsspec's caching filesystems let one thread read a file that another is still filling."""
+        return _filling.lock if isinstance(self._filesystem, CachingFileSystem) else nullcontext()
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -173,7 +193,7 @@ class FsspecReader:
         paths = [self._path(path)] * len(ranges)
         starts = [offset for offset, _ in ranges]
         ends = [offset + size for offset, size in ranges]
-        with _none_missing(path):
+        with _none_missing(path), self._one_at_a_time():
             parts: Sequence[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
         for (offset, size), part in zip(ranges, parts, strict=True):
             if len(part) != size:
