@@ -153,6 +153,9 @@ def _describe_scale(export: Export, scale: Scale, advance: Any) -> ScaleDescript
     logged = export.log.get(scale.level)
     if logged is not None and logged.n_chunks not in (None, n_blocks):
         problems.append(f"export.log says that {logged.n_chunks} chunks were exported, the indexes have {n_blocks}")
+    n_found = sum(shard.arrow is not None for shard in scale.shards.values())
+    if logged is not None and logged.n_shards is not None and n_found < logged.n_shards:
+        problems.append(f"export.log says that {logged.n_shards} shards were written, {n_found} are there")
     files = [file for shard in scale.shards.values() for file in (shard.arrow, *shard.indexes) if file is not None]
     info = export.info
     return ScaleDescription(

@@ -108,7 +108,9 @@ class Export:
             )
         shards, _ = group_files(f"s{level}", self.reader.list(f"s{level}"))
         sharding = info.shardings[level] if info is not None else None
-        return Scale(self.reader, level, shards, size_xyz=size, sharding=sharding)
+        return Scale(
+            self.reader, level, shards, size_xyz=size, sharding=sharding, n_logged_shards=logged and logged.n_shards
+        )
 
     def read_chunk(self, level: int, chunk_xyz: XYZ) -> RecordBytes | None:
         """The payload of a chunk: its record-batch message, byte for byte as in the file where that holds one row.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zarr_dvid.cache import ByteBoundedCache
-from zarr_dvid.errors import ExportError, ExportWarning, ShardIndexError, ZarrDvidError
+from zarr_dvid.errors import ExportError, ExportWarning, MissingFileError, ShardIndexError, ZarrDvidError
 from zarr_dvid.lazy import lazy
 from zarr_dvid.placement import Placement, are_in_cubes, common_cube, in_cubes, scattered, tell_units
 from zarr_dvid.reader import FileInfo, Reader
@@ -70,6 +70,7 @@ class Scale:
         shards: Its shards by voxel origin (x, y, z).
         size_xyz: Voxels of its volume, or None where no document tells.
         sharding: From the volume description, or None.
+        n_logged_shards: Files that export.log says were written, or None.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Scale:
         *,
         size_xyz: XYZ | None,
         sharding: Sharding | None,
+        n_logged_shards: int | None,
     ) -> None:
         self.level = level
         self.shards = shards
@@ -96,6 +98,7 @@ class Scale:
                 found=origin,
                 advice="Take the file out of the export",
             )
+        self._n_logged_shards = n_logged_shards
         self._placement: Placement | None = None
         self._saw_strays = False
         self._warned_past_the_end = False
@@ -189,6 +192,8 @@ class Scale:
             return own
         placement = self._checked_placement()
         if not placement.is_scattered:
+            if self._own_origin(chunk_xyz) not in self.shards:
+                self._require_all_shards()
             return own
         origins = placement.shards_of(chunk_xyz)
         if not origins and placement.broken:
@@ -197,12 +202,28 @@ class Scale:
 
     def _own_shard(self, chunk_xyz: XYZ) -> list[Shard]:
         """The shard whose cube a chunk lies in, if that lists it."""
+        origin = self._own_origin(chunk_xyz)
+        if origin not in self.shards:
+            return []
+        shard = self.load(origin)
+        return [shard] if shard.index.places(chunk_xyz) else []
+
+    def _own_origin(self, chunk_xyz: XYZ) -> XYZ:
         side = self._cube_voxels
         x, y, z = ((CHUNK_VOXELS * c) // side * side if side else 0 for c in chunk_xyz)
-        if (x, y, z) not in self.shards:
-            return []
-        shard = self.load((x, y, z))
-        return [shard] if shard.index.places(chunk_xyz) else []
+        return x, y, z
+
+    def _require_all_shards(self) -> None:
+        """Before a chunk is called absent because it has no shard: no shard may have been lost."""
+        n_found = sum(files.arrow is not None for files in self.shards.values())
+        if self._n_logged_shards is not None and n_found < self._n_logged_shards:
+            raise MissingFileError(
+                "shards are missing, and one of them may hold this chunk",
+                path=f"s{self.level}",
+                expected=f"{self._n_logged_shards} shards, as export.log says",
+                found=n_found,
+                advice="Restore them; or, if this is meant to be a part of the export, remove export.log",
+            )
 
     def occupied(self) -> Iterator[Ints]:
         """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard.

@@ -21,6 +21,7 @@ _LOG_VOLUME = re.compile(
     r"^\s*Volume:\s+([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) voxels\s*$", re.MULTILINE
 )
 _LOG_CHUNKS = re.compile(r"^\s*Chunks exported:\s+([0-9][0-9,]{0,15})\s*$", re.MULTILINE)
+_LOG_SHARDS = re.compile(r"^\s*Shard files:\s+([0-9][0-9,]{0,15})\s*$", re.MULTILINE)
 _LARGEST_SIDE = 64 << 21
 
 
@@ -81,10 +82,12 @@ class LoggedScale:
     Attributes:
         size_xyz: Voxels, (x, y, z).
         n_chunks: Chunks exported, or None where the report does not say.
+        n_shards: Shard files written, likewise.
     """
 
     size_xyz: XYZ
     n_chunks: int | None
+    n_shards: int | None
 
 
 def parse_info(document: Mapping[str, Any] | bytes, source: str) -> VolumeInfo:
@@ -161,12 +164,16 @@ def parse_export_log(text: str) -> dict[int, LoggedScale]:
     scales = {}
     for match in _LOG_SCALE.finditer(text):
         size = _LOG_VOLUME.search(match[2])
-        chunks = _LOG_CHUNKS.search(match[2])
+        chunks, shards = _LOG_CHUNKS.search(match[2]), _LOG_SHARDS.search(match[2])
         if size:
-            x, y, z = (int(side.replace(",", "")) for side in size.groups())
+            x, y, z = (_count(side) for side in size.groups())
             if all(0 < side <= _LARGEST_SIDE for side in (x, y, z)):
-                scales[int(match[1])] = LoggedScale((x, y, z), int(chunks[1].replace(",", "")) if chunks else None)
+                scales[int(match[1])] = LoggedScale((x, y, z), chunks and _count(chunks[1]), shards and _count(shards[1]))
     return scales
+
+
+def _count(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def grid_of(size_xyz: XYZ) -> XYZ:
