@@ -33,10 +33,20 @@ def test_a_lost_shard_is_no_zeros(export: Path, url: str) -> None:
     root = zarr.open(url.format(export)) if "::" in url else zarr_dvid.open(export)
     labels = root["s0/labels"]
     assert labels[0, 0, 0] == 1
-    for x in (64, 128, 192):  # nobody knows which of them it held
+    for x in (64, 128, 192):  # by info each is a shard of its own: nobody knows which of them was lost
         with pytest.raises(zarr_dvid.MissingFileError, match="expected 2 shards, as export.log says, found 1") as caught:
             labels[0, 0, x]
         assert caught.value.chunk_xyz == (x // 64, 0, 0)
+
+
+def test_without_a_spec_nothing_is_absent_any_more(export: Path) -> None:
+    (export / "info").unlink()
+    (export / "s0" / "128_0_0.arrow").unlink()
+    (export / "s0" / "128_0_0.csv").unlink()
+    labels = zarr_dvid.open(export)["s0/labels"]
+    assert labels[0, 0, 0] == 1
+    with pytest.raises(zarr_dvid.MissingFileError):
+        labels[0, 0, 64]
 
 
 def test_a_part_of_an_export_can_be_meant(export: Path) -> None:

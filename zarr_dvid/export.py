@@ -109,7 +109,12 @@ class Export:
         shards, _ = group_files(f"s{level}", self.reader.list(f"s{level}"))
         sharding = info.shardings[level] if info is not None else None
         return Scale(
-            self.reader, level, shards, size_xyz=size, sharding=sharding, n_logged_shards=logged and logged.n_shards
+            self.reader,
+            level,
+            shards,
+            size_xyz=size,
+            sharding=sharding,
+            n_logged_shards=None if logged is None else logged.n_shards,
         )
 
     def read_chunk(self, level: int, chunk_xyz: XYZ) -> RecordBytes | None:

@@ -192,8 +192,7 @@ class Scale:
             return own
         placement = self._checked_placement()
         if not placement.is_scattered:
-            if self._own_origin(chunk_xyz) not in self.shards:
-                self._require_all_shards()
+            self._require_all_shards(chunk_xyz)
             return own
         origins = placement.shards_of(chunk_xyz)
         if not origins and placement.broken:
@@ -202,21 +201,21 @@ class Scale:
 
     def _own_shard(self, chunk_xyz: XYZ) -> list[Shard]:
         """The shard whose cube a chunk lies in, if that lists it."""
-        origin = self._own_origin(chunk_xyz)
+        origin = _corner(chunk_xyz, self._cube_voxels)
         if origin not in self.shards:
             return []
         shard = self.load(origin)
         return [shard] if shard.index.places(chunk_xyz) else []
 
-    def _own_origin(self, chunk_xyz: XYZ) -> XYZ:
-        side = self._cube_voxels
-        x, y, z = ((CHUNK_VOXELS * c) // side * side if side else 0 for c in chunk_xyz)
-        return x, y, z
+    def _require_all_shards(self, chunk_xyz: XYZ) -> None:
+        """Before a chunk is called absent: its own shard may not be one that was lost.
 
-    def _require_all_shards(self) -> None:
-        """Before a chunk is called absent because it has no shard: no shard may have been lost."""
+        Which one that would be only the spec tells for certain: the names that are left may have a larger divisor.
+        """
         n_found = sum(files.arrow is not None for files in self.shards.values())
-        if self._n_logged_shards is not None and n_found < self._n_logged_shards:
+        if self._n_logged_shards is None or n_found >= self._n_logged_shards:
+            return
+        if self._spec_cube_voxels is None or _corner(chunk_xyz, self._spec_cube_voxels) not in self.shards:
             raise MissingFileError(
                 "shards are missing, and one of them may hold this chunk",
                 path=f"s{self.level}",
@@ -243,6 +242,13 @@ class Scale:
         for chunks in tables:
             yield chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
 
+    @property
+    def _spec_cube_voxels(self) -> int | None:
+        """Side of the cubes that the spec cuts the volume into, or None where it is not known or does none."""
+        if self._sharding is None or self._documented_size is None:
+            return None
+        return self._sharding.cube_voxels(self._documented_size)
+
     def _checked_placement(self) -> Placement:
         """Whether chunks lie in the cubes of their files; looked into once, when a chunk is first said to be absent.
 
@@ -257,7 +263,7 @@ class Scale:
 
     def _check_cubes(self) -> Placement:
         """Looks at all shards; or at a sample, where the spec says that they are cubes or they are too many."""
-        by_spec = self._sharding.cube_voxels(self.size_xyz) if self._sharding and self._documented_size else None
+        by_spec = self._spec_cube_voxels
         files = list(self.shards.values())
         is_sample = by_spec is not None or sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES
         if is_sample:
@@ -306,6 +312,12 @@ class Scale:
                 ExportWarning,
                 stacklevel=2,
             )
+
+
+def _corner(chunk_xyz: XYZ, side_voxels: int) -> XYZ:
+    """The first voxel of the cube that a chunk lies in, of those that start at voxel 0; side 0 is one cube for all."""
+    x, y, z = ((CHUNK_VOXELS * c) // side_voxels * side_voxels if side_voxels else 0 for c in chunk_xyz)
+    return x, y, z
 
 
 def _sample(files: list[ShardFiles]) -> list[ShardFiles]:
