@@ -54,3 +54,9 @@ def test_a_part_of_an_export_can_be_meant(export: Path) -> None:
     (export / "s0" / "128_0_0.csv").unlink()
     (export / "export.log").unlink()
     assert zarr_dvid.open(export)["s0/labels"][0, 0, ::64].tolist() == [1, 0, 0, 0]
+
+
+def test_an_export_that_is_being_written_says_so(export: Path) -> None:
+    (export / ".writing.jsonl").write_text("{}\n")
+    with pytest.warns(zarr_dvid.ExportWarning, match="still being written"):
+        zarr_dvid.open(export)

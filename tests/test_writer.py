@@ -518,9 +518,7 @@ def test_a_run_with_other_parameters_is_refused(tmp_path):
     others = {"mapping": {1: 3}, "scales": 2, "shard_chunks": 4, "voxel_size": (8, 8, 9)}
     names = {"mapping": "mapping_sha256", "voxel_size": "voxel_size_zyx"}
     for name, value in others.items():
-        with pytest.raises(
-            ExportError, match=f"other parameters: expected {names.get(name, name)}=.*Give the same ones"
-        ):
+        with pytest.raises(ExportError, match=f"other parameters: expected {names.get(name, name)}=.*Give the same ones"):
             write_export(volume, tmp_path, **{**options, name: value})
     with pytest.raises(ExportError, match=r"shape_zyx=\[64, 64, 64\], found shape_zyx=\[64, 64, 63\]"):
         write_export(volume[:, :, :63], tmp_path, **options)

@@ -16,9 +16,11 @@ from zarr_dvid.errors import RecordError
 
 NO_CODEC, _LZ4, _ZSTD = -1, 0, 1
 
-# Blocks of 64^3 voxels and their label lists stay below this, and Arrow's int32 offsets keep a column below 2 GiB.
-_MAX_BUFFER_BYTES_A_ROW = 8 << 20
-_MAX_BUFFER_BYTES = 2 << 30
+# A record's block and label lists stay below this together; Arrow's int32 offsets keep a column below 2 GiB; and no batch
+# of real records comes near such a ratio once it is large.
+_MAX_BYTES_A_ROW = 8 << 20
+_MAX_BYTES = 2 << 30
+_MAX_RATIO = 1024
 
 
 def decompress_body(header: core.Message, body: memoryview) -> tuple[bytes, list[tuple[int, int]]]:
@@ -34,7 +36,8 @@ def decompress_body(header: core.Message, body: memoryview) -> tuple[bytes, list
     Raises:
         RecordError: A buffer is broken, or claims more than records can hold.
     """
-    limit = min(_MAX_BUFFER_BYTES, _MAX_BUFFER_BYTES_A_ROW * max(1, header.n_rows))
+    by_rows = _MAX_BYTES_A_ROW * max(1, header.n_rows)
+    limit = min(_MAX_BYTES, by_rows, _MAX_BYTES_A_ROW + _MAX_RATIO * body.nbytes)
     plain = bytearray()
     extents: list[tuple[int, int]] = []
     for offset, size in header.buffers:

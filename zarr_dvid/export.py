@@ -18,6 +18,7 @@ from zarr_dvid.record import Record, RecordBytes, record_message
 from zarr_dvid.scale import Scale, group_files
 from zarr_dvid.shard import Shard
 from zarr_dvid.shard_index import Place
+from zarr_dvid.unfinished import STATE_NAME
 from zarr_dvid.volume import XYZ, LoggedScale, VolumeInfo, parse_export_log, parse_info
 
 InfoLike = str | os.PathLike[str] | Mapping[str, Any]
@@ -87,6 +88,12 @@ class Export:
                 found=", ".join(sorted(self._root)[:8]) or "an empty directory",
                 advice="Give the directory that export-shards was told to write to",
             )  # fmt: skip
+        if STATE_NAME in self._root:
+            warnings.warn(
+                f"{self.reader.url}: the export is still being written: chunks that are not written yet read as 0",
+                ExportWarning,
+                stacklevel=2,
+            )
         info = self.info
         if info is not None and levels[-1] >= len(info.sizes_xyz):
             raise ExportError(

@@ -180,13 +180,22 @@ class FsspecReader:
             name = entry["name"].rstrip("/").rsplit("/", 1)[-1]
             marks = (entry.get(key) for key in ("ETag", "etag", "mtime", "LastModified", "created"))
             version = next((str(mark) for mark in marks if mark is not None), "")
-            entries.append(FileInfo(name, entry.get("size") or 0, entry["type"] == "directory", version))
+            is_dir = entry["type"] == "directory"
+            size = 0 if is_dir else entry.get("size")
+            if size is None:  # plain HTTP lists names alone
+                size = self.size(f"{path}/{name}" if path else name)
+            entries.append(FileInfo(name, size, is_dir, version))
         return entries
 
     def size(self, path: str) -> int:
         """See `Reader`."""
         with _none_missing(path):
-            return int(self._filesystem.info(self._path(path))["size"])
+            size = self._filesystem.info(self._path(path))["size"]
+        if size is None:
+            raise ExportError(
+                "the storage does not tell a file's size", path=path, expected="a number of bytes", found="none"
+            )
+        return int(size)
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """See `Reader`."""

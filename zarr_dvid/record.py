@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -151,6 +151,9 @@ class RecordBytes(bytes):
         self.path, self.chunk_xyz = path, chunk_xyz
         return self
 
+    def __getnewargs_ex__(self) -> tuple[tuple[bytes], dict[str, Any]]:
+        return (bytes(self),), {"path": self.path, "chunk_xyz": self.chunk_xyz}
+
 
 def record_error(fault: core.Fault) -> RecordError:
     """The native core's complaint about a message as a `RecordError`."""
@@ -236,7 +239,10 @@ def _layout(fields: Sequence[core.Field]) -> RecordLayout:
 def _extent(field: core.Field) -> tuple[int, int]:
     """Field nodes and buffers that a column takes, its children included."""
     if field.has_dictionary or field.type not in _BUFFERS_OF_TYPE:
-        raise RecordError(f"column {field.name!r} has a type that is not known here", found=f"Arrow type {field.type}")
+        raise RecordError(
+            f"column {field.name.decode('utf-8', 'backslashreplace')!r} has a type that is not known here",
+            found=f"Arrow type {field.type}",
+        )
     nodes, buffers = 1, _BUFFERS_OF_TYPE[field.type]
     for child in field.children:
         n_nodes, n_buffers = _extent(child)
@@ -280,6 +286,8 @@ def parse_batch(message: BytesLike, layout: RecordLayout) -> RecordBatch:
         raise record_error(fault) from None
     if header.kind != RECORD_BATCH:
         raise RecordError("the message is no record batch", expected="type 3", found=f"type {header.kind}")
+    if header.n_rows > MAX_ROWS:
+        raise RecordError("the batch has too many rows", expected=f"at most {MAX_ROWS}", found=header.n_rows)
     if header.body_bytes != body.nbytes:
         raise RecordError("the message's body has another length", expected=header.body_bytes, found=body.nbytes)
     if header.codec == NO_CODEC:

@@ -160,7 +160,7 @@ def parse_json(data: bytes, path: str, *, dialect: str = "json") -> IndexRows:
                 "the index has an entry of another form",
                 path=path,
                 expected='"x_y_z": record',
-                found=f"{key!r}: {value!r}"[:100],
+                found=f"{key[:50]!r}: {value if isinstance(value, int | float) else type(value).__name__}",
             )
         xyz[i] = [int(group) for group in match.groups()]
         record[i] = value

@@ -31,7 +31,8 @@ class DvidStore(Store):
     (z, y, x) in chunks of 64^3, fill value 0, and coordinates `z`, `y`, `x`. Chunk values are records of the export.
 
     A chunk that a sound index does not have is absent. One that it has and that can't be read raises, as does every
-    chunk of a shard whose index is missing or broken.
+    chunk of a shard that is missing, or whose index is empty, cut or contradictory. A whole shard without any index is
+    indexed from its records, with an `ExportWarning`.
 
     Args:
         url: The export's directory: a path, or a URL of any fsspec filesystem.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from zarr_dvid.downsample import downsample_majority
+from zarr_dvid.errors import ExportWarning
 from zarr_dvid.export_log import ScaleSummary, export_log
 from zarr_dvid.export_plan import ScalePlan, info_document
 from zarr_dvid.progress import progress_bar
@@ -168,7 +170,9 @@ def _source_reader(source: VolumeLike) -> ReadWindow:
 
 def _halving_reader(folder: Path, finer: ScalePlan) -> ReadWindow:
     """Reads a scale as the halves of the one before, which has been written."""
-    array = cast("zarr.Array[Any]", open_export(folder)[f"s{finer.scale}/supervoxels"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExportWarning)  # of an export that is being written: the finer scale is done
+        array = cast("zarr.Array[Any]", open_export(folder)[f"s{finer.scale}/supervoxels"])
     read_finer = _source_reader(array)
 
     def read(window: Window) -> Voxels:
