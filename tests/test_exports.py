@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from exports import (
 
 from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, ShardIndexError, ZarrDvidError
 from zarr_dvid.export import Export
-from zarr_dvid.reader import FsspecReader, LocalReader
+from zarr_dvid.reader import FsspecReader, LocalReader, open_reader
 from zarr_dvid.voxels import VALUES, decode_payload
 
 Expected = dict[XYZ, list[dict[str, str]]]
@@ -378,6 +379,20 @@ def test_chunks_that_no_volume_has_are_absent(xyz: XYZ) -> None:
         assert open_export(files).read_chunk(0, xyz) is None
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
+def test_coordinates_may_be_numpys(kind: Any) -> None:
+    chunks = make_chunks((1, 2, 3), (70, 2, 3))
+    export = open_export(write_shard(chunks).files())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for chunk in chunks:
+            x, y, z = np.array(chunk.xyz, kind)
+            payload = export.read_chunk(0, (x, y, z))
+            assert payload == export.read_chunk(0, chunk.xyz)
+            assert payload is not None
+            assert export.payload_nbytes(0, (x, y, z)) == len(payload)
+
+
 def test_size_comes_from_the_first_document_there_is() -> None:
     files = two_shards(Dialect())
     info = volume_info((700, 400, 300))
@@ -400,6 +415,16 @@ def test_a_volume_description_with_too_few_scales_is_refused() -> None:
         _ = open_export(files, info=volume_info((256, 256, 256), n_scales=3)).scales
     assert (caught.value.expected, caught.value.found) == ("at least 4 scales", 3)
     assert list(open_export(files, info=volume_info((256, 256, 256), n_scales=4)).scales) == [0, 3]
+
+
+def test_a_path_is_no_url(tmp_path: Path) -> None:
+    chunks = make_chunks((1, 2, 3))
+    for name in ("a b", "a#b", "a%20b", "a?b", "a::b", "http:", "~b", "\u00e4"):
+        root = tmp_path / name
+        (root / "s0").mkdir(parents=True)
+        for path, data in write_shard(chunks).files().items():
+            (root / path).write_bytes(data)
+        assert_reads(Export(open_reader(root)), chunks)
 
 
 def test_info_by_path(tmp_path: Path) -> None:

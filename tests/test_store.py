@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -400,12 +401,24 @@ class TestIdentity:
         storage_options["anon"] = False
         assert pickle.dumps(store) == before
 
-    def test_the_name_holds_no_credentials(self) -> None:
-        store = DvidStore("s3://bucket/export", storage_options={"key": "AKIA", "secret": "hush"})
-        for text in (repr(store), str(store), f"{store.url}"):
-            assert "bucket/export" in text
-            assert "AKIA" not in text
+    @pytest.mark.parametrize(
+        ("url", "options"),
+        [
+            ("s3://bucket/export", {"key": "AKIA", "secret": "hush"}),
+            ("https://host/export?X-Amz-Signature=hush", {}),
+            ("dvid-test::https://host/export?token=hush", {}),
+            ("ftp://me:hush@host/export", {}),
+        ],
+    )
+    def test_credentials_are_not_told(self, url: str, options: dict[str, Any]) -> None:
+        store = DvidStore(url, storage_options=options)
+        with pytest.raises(ReadOnlyError) as caught:
+            store.with_read_only(False)
+        for text in (repr(store), str(store), f"{store}", str(caught.value), str(caught.value.path)):
+            assert "export" in text
             assert "hush" not in text
+            assert "AKIA" not in text
+        assert pickle.loads(pickle.dumps(store)) == store
 
 
 def bases(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
@@ -653,6 +666,12 @@ class TestRealData:
         root: Any = zarr_dvid.open(folder)
         for values, volume in volumes.items():
             np.testing.assert_array_equal(array_of(root[f"s1/{values}"])[:], volume)
+
+    def test_initialized_chunks_are_those_that_dvid_counted(self, shared_data: Path) -> None:
+        root: Any = zarr_dvid.open(shared_data / "exports" / "csv-offset")
+        counts = [root[f"s{level}/labels"].nchunks_initialized for level in (0, 1)]
+        log = (shared_data / "exports" / "csv-offset" / "export.log").read_text()
+        assert counts == [int(n) for n in re.findall(r"Chunks exported: +(\d+)", log)] == [511, 63]
 
     def test_the_real_shard(self, shared_data: Path) -> None:
         folder = shared_data / "mcns"

@@ -65,6 +65,7 @@ class ByteBoundedCache(Generic[T]):
             with self._lock:
                 self._futures.pop(key, None)
             mine.set_exception(error)
+            del mine  # it holds the error, which holds this frame
             raise
         mine.set_result(value)
         self._account(value.nbytes)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Framing = Literal["block", "record"]
 CODEC_NAME = "dvid_block"
+RECORD_ADVICE = (
+    "An export can't be written to. A copy of its arrays needs another codec: serializer='auto' in Zarr, drop_encoding()"
+    " before xarray's to_zarr"
+)
 
 
 def check_configuration(values: Any, framing: Any) -> tuple[Values, Framing]:
@@ -111,7 +115,9 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
 
     def _encode_sync(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer:
         if self.framing == "record":
-            raise ReadOnlyError(f"{CODEC_NAME} can't encode records, which hold what only an export knows")
+            raise ReadOnlyError(
+                f"{CODEC_NAME} can't encode records, which hold what only an export knows", advice=RECORD_ADVICE
+            )
         return chunk_spec.prototype.buffer.from_bytes(encode_block(chunk_array.as_numpy_array()))
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer:

@@ -9,7 +9,7 @@ from numcodecs.abc import Codec
 from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 
 from zarr_dvid.block import Voxels, decode_into, encode_block
-from zarr_dvid.codec import CODEC_NAME, Framing, check_configuration
+from zarr_dvid.codec import CODEC_NAME, RECORD_ADVICE, Framing, check_configuration
 from zarr_dvid.errors import ReadOnlyError
 from zarr_dvid.voxels import Values, decode_payload
 
@@ -30,7 +30,9 @@ class DvidBlock(Codec):  # type: ignore[misc]
     def encode(self, buf: Any) -> bytes:
         """Encodes a uint64 array of shape (z, y, x) as a bare block."""
         if self.framing == "record":
-            raise ReadOnlyError(f"{CODEC_NAME} can't encode records, which hold what only an export knows")
+            raise ReadOnlyError(
+                f"{CODEC_NAME} can't encode records, which hold what only an export knows", advice=RECORD_ADVICE
+            )
         volume = np.asarray(buf)
         if volume.flags.f_contiguous and not volume.flags.c_contiguous:
             # Zarr would take what `decode` gives for Fortran order again, which a block's bytes do not tell.

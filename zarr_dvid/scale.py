@@ -145,9 +145,16 @@ class Scale:
         except UndecidedUnitsError:
             shard = self._load(origin, self._units)
         if not self._saw_strays:
-            self._saw_strays = not are_in_cubes([(origin, shard.index.chunks_xyz())], self._cube_voxels)
+            self._saw_strays = not are_in_cubes([(origin, self._within_volume(shard))], self._cube_voxels)
         self._warn_past_the_end(shard)
         return shard
+
+    def _within_volume(self, shard: Shard) -> Ints:
+        """A shard's chunks that the volume has. DVID puts those past its end into other cubes' files; none is read."""
+        chunks = shard.index.chunks_xyz()
+        if self._documented_size is None:
+            return chunks
+        return chunks[(chunks < np.array(grid_of(self._documented_size))).all(axis=1)]
 
     def _load(self, origin: XYZ, units: Units | None) -> Shard:
         files = self.shards[origin]
@@ -196,7 +203,7 @@ class Scale:
             return own
         origins = placement.shards_of(chunk_xyz)
         if not origins and placement.broken:
-            raise placement.broken[0]
+            raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
         return [self.load(origin) for origin in origins]
 
     def _own_shard(self, chunk_xyz: XYZ) -> list[Shard]:
@@ -235,7 +242,7 @@ class Scale:
         placement = self._checked_placement()
         if placement.is_scattered:
             if placement.broken:
-                raise placement.broken[0]
+                raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
             tables: Iterator[Ints] = iter([from_keys(np.unique(placement.keys))])
         else:
             tables = (self.load(origin).index.chunks_xyz() for origin in self.shards)
@@ -271,9 +278,10 @@ class Scale:
         tables, broken = [], []
         for file in files:
             try:
-                tables.append((file.origin_voxel, self.load(file.origin_voxel).index.chunks_xyz()))
+                tables.append((file.origin_voxel, self._within_volume(self.load(file.origin_voxel))))
             except ZarrDvidError as error:
-                broken.append(error)
+                # It is kept for long: without the frames, and all that they hold, of whoever came to read first.
+                broken.append(error.located().with_traceback(None))
         if by_spec is not None and are_in_cubes(tables, by_spec):
             return in_cubes(broken)
         if are_in_cubes(tables, self._cube_voxels):

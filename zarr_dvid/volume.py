@@ -18,10 +18,10 @@ XYZ = tuple[int, int, int]
 
 _LOG_SCALE = re.compile(r"--- Scale ([0-9]{1,2}) ---\n((?:(?!---).*\n)*)")
 _LOG_VOLUME = re.compile(
-    r"^\s*Volume:\s+([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) voxels\s*$", re.MULTILINE
+    r"^[ \t]*Volume:[ \t]+([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) x ([0-9][0-9,]{0,15}) voxels[ \t]*$", re.MULTILINE
 )
-_LOG_CHUNKS = re.compile(r"^\s*Chunks exported:\s+([0-9][0-9,]{0,15})\s*$", re.MULTILINE)
-_LOG_SHARDS = re.compile(r"^\s*Shard files:\s+([0-9][0-9,]{0,15})\s*$", re.MULTILINE)
+_LOG_CHUNKS = re.compile(r"^[ \t]*Chunks exported:[ \t]+([0-9][0-9,]{0,15})[ \t]*$", re.MULTILINE)
+_LOG_SHARDS = re.compile(r"^[ \t]*Shard files:[ \t]+([0-9][0-9,]{0,15})[ \t]*$", re.MULTILINE)
 _LARGEST_SIDE = 64 << 21
 
 
