@@ -262,6 +262,9 @@ def test_the_reports_of_dvid(shared_data: Path) -> None:
         "--- Scale " + "9" * 5000 + " ---\n  Volume: 1 x 1 x 1 voxels\n",
         "--- Scale 0 ---\n" * 1000,
         "\x00" * 1000,
+        *(f"--- Scale 0 ---\n{filling * 300_000}" for filling in ("\n", " \n", "-", " ", "  Volume: 1\n")),
+        "--- Scale 0 ---\n  Volume:" + " " * 300_000 + "\n",
+        "--- Scale 0 ---\n  Volume: 1" + ",1" * 300_000 + "\n",
     ],
     ids=lambda text: repr(text[:50]),
 )

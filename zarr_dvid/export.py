@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import warnings
@@ -137,6 +138,8 @@ class Export:
         Raises:
             ZarrDvidError: Its shard or index is missing or broken, or its record is not what the index promises.
         """
+        x, y, z = map(operator.index, chunk_xyz)  # numpy's integers would overflow in a key
+        chunk_xyz = (x, y, z)
         scale = self.scales.get(level)
         if scale is None:
             raise ExportError(

@@ -13,7 +13,7 @@ from zarr_dvid.errors import ExportError, ReadOnlyError
 from zarr_dvid.export import InfoLike
 from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name
 from zarr_dvid.keys import parse_key
-from zarr_dvid.reader import FsspecReader, LocalReader, Reader, open_reader
+from zarr_dvid.reader import FsspecReader, LocalReader, Reader, open_reader, without_credentials
 
 _LOCAL = ("file", "local")
 
@@ -169,6 +169,6 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return _OpenFile(self.cat_file(path))
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise ReadOnlyError("an export can't be written to", path=self.fo)
+        raise ReadOnlyError("an export can't be written to", path=without_credentials(self.fo))
 
     pipe_file = put_file = cp_file = rm_file = rm = _rm = mkdir = makedirs = rmdir = touch = mv = _refuse

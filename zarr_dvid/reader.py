@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -161,7 +162,7 @@ class FsspecReader:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
         protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
-        self.url = f"{protocol}://{self._root}"
+        self.url = without_credentials(self._root if "://" in self._root else f"{protocol}://{self._root}")
         self.key = (filesystem._fs_token, self._root)
 
     def _one_at_a_time(self) -> AbstractContextManager[Any]:
@@ -210,6 +211,11 @@ class FsspecReader:
         return parts
 
 
+def without_credentials(url: str) -> str:
+    """A URL, chained ones included, without what may be secret in it: user, password, and query."""
+    return "::".join(re.sub(r"(?<=://)[^/@]*@", "", part.split("?", 1)[0]) for part in url.split("::"))
+
+
 def open_reader(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Reader:
     """Gives the reader for an export's URL or path.
 
@@ -221,6 +227,8 @@ def open_reader(url: str | os.PathLike[str], storage_options: Mapping[str, Any] 
         ExportError: `url` names no filesystem that is known, or its package is not installed.
     """
     text = os.fspath(url)
+    if isinstance(url, os.PathLike) or text.startswith("/"):
+        return LocalReader(Path(text).expanduser())
     if "::" not in text:
         if "://" not in text:
             return LocalReader(Path(text).expanduser())
@@ -231,7 +239,7 @@ def open_reader(url: str | os.PathLike[str], storage_options: Mapping[str, Any] 
     except (ImportError, ValueError) as error:
         raise ExportError(
             "the URL can't be opened",
-            path=text.split("?", 1)[0],
+            path=without_credentials(text),
             found=str(error),
             advice="Install the package that it names",
         ) from None

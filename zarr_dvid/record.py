@@ -29,7 +29,7 @@ END_OF_STREAM = CONTINUATION + bytes(4)
 PREFIX_BYTES = 8
 MAX_METADATA_BYTES = 1 << 20
 
-SCHEMA, RECORD_BATCH = 1, 3  # kinds of message
+RECORD_BATCH = 3  # kind of message
 
 MAX_ROWS = 1 << 20  # of one batch; a whole shard of the male CNS has 32,768
 
@@ -76,13 +76,11 @@ class RecordLayout:
 
     Attributes:
         native: The same for the native core.
-        has_size: Whether there is a column `uncompressed_size`.
         says_zstd: Whether the schema says that its blocks are zstd frames.
         is_dvid: Whether columns and their order are DVID's own, so that a message can be read without its schema.
     """
 
     native: core.Layout
-    has_size: bool
     says_zstd: bool
     is_dvid: bool
 
@@ -230,7 +228,6 @@ def _layout(fields: Sequence[core.Field]) -> RecordLayout:
     names = tuple(by_name)
     return RecordLayout(
         native=core.make_layout(node, buffer, columns),
-        has_size="uncompressed_size" in by_name,
         says_zstd="uncompressed_size" in by_name or metadata.get(b"codec") == b"zstd",
         is_dvid=names in (_COLUMNS, _COLUMNS[:-1]) and not any(large for _, _, large in columns),
     )

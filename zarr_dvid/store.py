@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -14,7 +15,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr_dvid.errors import ReadOnlyError
 from zarr_dvid.export import InfoLike
 from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name, three_sizes
-from zarr_dvid.reader import open_reader
+from zarr_dvid.reader import open_reader, without_credentials
 
 if TYPE_CHECKING:
     import zarr
@@ -63,7 +64,10 @@ class DvidStore(Store):
             "voxel_size": None if voxel_size is None else three_sizes(voxel_size),
             "storage_options": dict(storage_options) if storage_options else None,
         }
-        self.url = os.fspath(url)
+        # A worker may run in another directory.
+        path = os.fspath(url)
+        is_url = isinstance(url, str) and ("://" in url or "::" in url) and not url.startswith("/")
+        self.url = path if is_url else str(Path(path).expanduser().absolute())
         self.hierarchy = Hierarchy(
             functools.partial(open_reader, self.url, self._options["storage_options"]),
             name=export_name(self.url),
@@ -83,7 +87,7 @@ class DvidStore(Store):
     __hash__ = None  # type: ignore[assignment] # options may be any JSON
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
+        return f"{type(self).__name__}({without_credentials(self.url)!r})"
 
     def with_read_only(self, read_only: bool = False) -> DvidStore:  # noqa: FBT001, FBT002 - zarr's signature
         """A store over the same export; it can't be made writable."""
@@ -124,7 +128,7 @@ class DvidStore(Store):
             yield name
 
     def _check_writable(self) -> None:
-        raise ReadOnlyError("an export can't be written to", path=self.url)
+        raise ReadOnlyError("an export can't be written to", path=without_credentials(self.url))
 
     async def set(self, key: str, value: Buffer) -> NoReturn:
         """Refused.
@@ -159,7 +163,7 @@ class DvidStore(Store):
         self._refuse("")
 
     def _refuse(self, key: str) -> NoReturn:
-        raise ReadOnlyError(f"an export can't be written to; tried {key!r}", path=self.url)
+        raise ReadOnlyError(f"an export can't be written to; tried {key!r}", path=without_credentials(self.url))
 
 
 def cut(value: bytes, byte_range: ByteRequest | None) -> bytes:
