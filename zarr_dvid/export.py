@@ -138,8 +138,7 @@ class Export:
         Raises:
             ZarrDvidError: Its shard or index is missing or broken, or its record is not what the index promises.
         """
-        x, y, z = map(operator.index, chunk_xyz)  # numpy's integers would overflow in a key
-        chunk_xyz = (x, y, z)
+        chunk_xyz = _plain_integers(chunk_xyz)
         scale = self.scales.get(level)
         if scale is None:
             raise ExportError(
@@ -166,6 +165,7 @@ class Export:
 
     def payload_nbytes(self, level: int, chunk_xyz: XYZ) -> int | None:
         """Length of a chunk's payload, or None where that is not known before it is made."""
+        chunk_xyz = _plain_integers(chunk_xyz)
         for shard in self.scales[level].find(chunk_xyz):
             place = shard.index.places(chunk_xyz)[0]
             if place.n_rows == 1 and shard.framing.layout.is_dvid:
@@ -190,6 +190,12 @@ class Export:
                 "the document is too large", path=path, expected=f"at most {_MAX_DOCUMENT_BYTES} bytes", found=size
             )
         return self.reader.read_ranges(path, [(0, size)])[0] if size else b""
+
+
+def _plain_integers(chunk_xyz: XYZ) -> XYZ:
+    """Coordinates as Python's integers; numpy's would overflow in a key."""
+    x, y, z = map(operator.index, chunk_xyz)
+    return x, y, z
 
 
 def reframe(record: Record) -> bytes:
