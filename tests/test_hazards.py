@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from conftest import ShardRow, expected_sha256, read_shard_rows, volume_sha256
 from exports import (
     END_MARK,

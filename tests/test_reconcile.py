@@ -267,6 +267,22 @@ def test_rows_of_a_batch_exchanged() -> None:
     assert {error.chunk_xyz for error in errors} >= {ALL[1], ALL[4]}
 
 
+@pytest.mark.parametrize("index", ["offset", "offset from 688", "batch_offset"])
+@pytest.mark.parametrize("n", [0, 1, 3, 5])
+def test_rows_of_one_batch_with_other_sizes(index: IndexKind, n: int) -> None:
+    """Of 0 above all: then the next row seems to follow."""
+    shard = write_shard(make_chunks(*ALL), Dialect(rows_a_batch=3, index=index))
+    ending = "-offsets.csv" if index == "batch_offset" else ".csv"
+    column = split(shard.indexes[ending])[1].split(",").index("size")
+
+    for size in (0, 8, shard.schema_range[1], shard.schema_range[1] + 8, len(shard.arrow)):
+
+        def resize(rows: Rows, size: int = size) -> None:
+            rows[n][column] = size
+
+        assert_refused(edited(shard, resize, ending=ending))
+
+
 @pytest.mark.parametrize("batch_idx", [1, 5, 6, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**61])
 def test_rows_that_a_batch_does_not_have(batch_idx: int) -> None:
     for rows_a_batch in (1, 6):

@@ -379,7 +379,9 @@ def test_a_spec_of_cubes_is_believed_after_a_sample(monkeypatch: pytest.MonkeyPa
     for xyz in ((0, 0, 0), (1, 1, 2), (100, 0, 0), (10_000, 0, 0)):
         assert export.read_chunk(0, xyz) is None
     looked_at = {path for method, path, _ in reader.calls if path.endswith(".csv")}
-    assert len(looked_at) <= 16 + 3
+    assert len(looked_at) <= (
+        16 + 3 if check_all_bytes == 100 else 40
+    )  # where they are few, all are looked at all the same
 
 
 def test_strays_in_a_sample_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,14 @@ def places_by_offset(rows: IndexRows, framing: Framing) -> Places:
         rows.size_bytes - np.where(with_schema, schema_bytes, 0),
         rows.row if rows.row is not None else np.zeros(len(rows), np.int64),
     )
+    if (places.size_bytes <= 0).any():
+        raise ShardIndexError(
+            "the index has a record of no length",
+            path=rows.path,
+            offset_bytes=int(places.offset_bytes[places.size_bytes <= 0][0]),
+            expected="more than 0 bytes",
+            found=int(places.size_bytes.min()),
+        )
     gap = find_gap(places.offset_bytes, places.size_bytes, start=framing.records_at)
     if gap is not None:
         raise ShardIndexError(

@@ -269,10 +269,10 @@ class Scale:
         return self._placement
 
     def _check_cubes(self) -> Placement:
-        """Looks at all shards; or at a sample, where the spec says that they are cubes or they are too many."""
+        """Looks at all shards; or, where they are too many, at a sample: then the spec has to say that they are cubes."""
         by_spec = self._spec_cube_voxels
         files = list(self.shards.values())
-        is_sample = by_spec is not None or sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES
+        is_sample = sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES
         if is_sample:
             files = _sample(files)
         tables, broken = [], []
