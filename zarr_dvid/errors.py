@@ -46,7 +46,9 @@ class ZarrDvidError(Exception):
         self.advice = advice if advice is not None else self.default_advice
         super().__init__(self._message())
 
-    def _facts(self) -> dict[str, Any]:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that is known, by the names that it was given under; `problem` is not among them."""
         names = ("path", "chunk_xyz", "offset_bytes", "expected", "found", "advice")
         return {name: getattr(self, name) for name in names}
 
@@ -63,13 +65,13 @@ class ZarrDvidError(Exception):
 
     def located(self, *, path: str | None = None, chunk_xyz: tuple[int, int, int] | None = None) -> Self:
         """Gives the same error with the file and chunk filled in where they were not known yet."""
-        facts = self._facts()
+        facts = self.facts
         facts["path"] = self.path or path
         facts["chunk_xyz"] = self.chunk_xyz or chunk_xyz
         return type(self)(self.problem, **facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.problem, self._facts())
+        return _rebuild, (type(self), self.problem, self.facts)
 
 
 def _printable(fact: object) -> str:
@@ -95,8 +97,10 @@ class BlockError(ZarrDvidError, ValueError):
         self.field = field
         super().__init__(problem, **facts)
 
-    def _facts(self) -> dict[str, Any]:
-        return {"field": self.field, **super()._facts()}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As of all errors, and the field."""
+        return {"field": self.field, **super().facts}
 
 
 class RecordError(ZarrDvidError, ValueError):

@@ -16,7 +16,7 @@ from zarr_dvid.lazy import lazy
 from zarr_dvid.placement import Placement, are_in_cubes, common_cube, in_cubes, scattered, tell_units
 from zarr_dvid.reader import FileInfo, Reader
 from zarr_dvid.shard import Shard, ShardFiles, UndecidedUnitsError, load_shard, raw_coordinates
-from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Units, from_keys
+from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Units, chunk_key
 from zarr_dvid.volume import XYZ, Sharding, grid_of
 
 if TYPE_CHECKING:
@@ -239,15 +239,24 @@ class Scale:
         Raises:
             ShardIndexError: The index of a shard can't be trusted.
         """
-        placement = self._checked_placement()
-        if placement.is_scattered:
-            if placement.broken:
-                raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
-            tables: Iterator[Ints] = iter([from_keys(np.unique(placement.keys))])
-        else:
-            tables = (self.load(origin).index.chunks_xyz() for origin in self.shards)
-        for chunks in tables:
-            yield chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
+        strays: set[int] = set()
+        for origin in self.shards:
+            chunks = self.load(origin).index.chunks_xyz()
+            chunks = chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
+            if not are_in_cubes([(origin, chunks)], self._cube_voxels):
+                is_first = [self._is_first(tuple(chunk), origin, strays) for chunk in chunks.tolist()]
+                chunks = chunks[np.array(is_first, bool)]
+            yield chunks
+
+    def _is_first(self, chunk_xyz: XYZ, origin: XYZ, strays: set[int]) -> bool:
+        """Whether a chunk of a scattered scale is met for the first time, and not listed in its own cube's shard too."""
+        if _corner(chunk_xyz, self._cube_voxels) == origin:
+            return True
+        key = chunk_key(chunk_xyz)
+        if key in strays or self._own_shard(chunk_xyz):
+            return False
+        strays.add(key)
+        return True
 
     @property
     def _spec_cube_voxels(self) -> int | None:

@@ -22,7 +22,7 @@ from zarr_dvid.reconcile import (
 from zarr_dvid.record import Record, parse_batch
 from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
-from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_of_first, read_framing, walk_records
+from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_of_first, n_whole_records, read_framing, walk_records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -148,7 +148,12 @@ def load_shard(reader: Reader, files: ShardFiles, *, units: Units | None, side_v
         ShardIndexError: Its index is empty, cut, or contradicts the shard or itself.
     """
     framing = _framing(reader, files)
-    sources = read_index_rows(reader, files, footer=framing.footer)
+    try:
+        sources = read_index_rows(reader, files, footer=framing.footer)
+    except ShardIndexError as error:  # whoever exported it will want to know what is left
+        n_records = n_whole_records(reader, framing)
+        advice = f"The shard itself starts with {n_records} whole records. {error.advice}"
+        raise ShardIndexError(error.problem, **{**error.facts, "advice": advice}) from None
     by_offset = bool(sources) and sources[0].offset_bytes is not None
     walk = None if by_offset else _walk(reader, framing, sources)
     if walk is None:

@@ -181,25 +181,15 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
     Raises:
         ShardError: The stream is torn, has several schemas, or goes on behind its end mark.
     """
-    windows = _Windows(reader, framing)
-    batches: list[_Batch] = []
-    at = framing.records_at
-    try:
-        while at < framing.records_end:
-            batch = _read_header(windows, framing, at)
-            if batch is None:
-                break
-            batches.append(batch)
-            at += batch.size_bytes
-    except RecordError as error:
-        n_records = sum(len(batch.xyz) for batch in batches)
+    batches, at, error = _whole_batches(reader, framing)
+    if error is not None:
         raise ShardError(
-            f"the shard is torn or overwritten behind {n_records} whole records: {error.problem}",
+            f"the shard is torn or overwritten behind {_count(batches)} whole records: {error.problem}",
             path=framing.path,
             offset_bytes=at,
             expected=error.expected,
             found=error.found,
-        ) from None
+        )
     if at < framing.records_end and not is_end_mark(reader, framing, at):
         raise ShardError(
             "the shard goes on behind its end mark",
@@ -218,6 +208,32 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
         len(batches),
         at < framing.records_end,
     )
+
+
+def n_whole_records(reader: Reader, framing: Framing) -> int:
+    """How many whole records a shard starts with, however it goes on."""
+    return _count(_whole_batches(reader, framing)[0])
+
+
+def _whole_batches(reader: Reader, framing: Framing) -> tuple[list[_Batch], int, RecordError | None]:
+    """The batches up to an end mark, the end, or the first that is torn; where that is; and what is wrong there."""
+    windows = _Windows(reader, framing)
+    batches: list[_Batch] = []
+    at = framing.records_at
+    while at < framing.records_end:
+        try:
+            batch = _read_header(windows, framing, at)
+        except RecordError as error:
+            return batches, at, error
+        if batch is None:
+            break
+        batches.append(batch)
+        at += batch.size_bytes
+    return batches, at, None
+
+
+def _count(batches: list[_Batch]) -> int:
+    return sum(len(batch.xyz) for batch in batches)
 
 
 def n_rows_of_first(reader: Reader, framing: Framing) -> int:
