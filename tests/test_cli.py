@@ -164,3 +164,17 @@ def test_demo_makes_a_directory_of_its_own(capsys: pytest.CaptureFixture[str]) -
     picture = Path(capsys.readouterr().out.rsplit(": ", 1)[1].strip())
     assert picture.is_file()
     shutil.rmtree(picture.parent)
+
+
+def test_info_counts_what_lies_past_the_end(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(shared_data / "exports/hazards/past-the-end")]) == 0
+    text = capsys.readouterr().out
+    assert "s0: 5 chunks in all lie past the end of the volume" in text
+    assert "\n- s0/0_512_0.arrow: 1 chunks lie past the end of the volume of (10, 10, 10) chunks (x, y, z)" in text
+
+
+def test_info_tells_what_is_left_of_a_killed_export(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(shared_data / "exports/hazards/killed"), "--json"]) == 0
+    scale = json.loads(capsys.readouterr().out)["scales"][0]
+    assert scale["shape"] is None
+    assert "The shard itself starts with 402 whole records" in scale["problems"][0]

@@ -176,11 +176,16 @@ def info_table(description: ExportDescription) -> str:
         lines += [f"s{scale.level}  {n:,} shards: {dialect}" for dialect, n in scale.dialects.items()]
     problems = [
         *description.problems,
-        *(f"s{scale.level}: {text}" for scale in description.scales for text in scale.problems),
+        *(_with_scale(scale.level, text) for scale in description.scales for text in scale.problems),
     ]
     if problems:
         lines += ["", "What is wrong, or could not be told:", *(f"- {problem}" for problem in problems)]
     return "\n".join(lines)
+
+
+def _with_scale(level: int, text: str) -> str:
+    """A problem with its scale, which the path of a file in it names already."""
+    return text if text.startswith((f"s{level}/", f"s{level}:")) else f"s{level}: {text}"
 
 
 def _join(numbers: Sequence[float]) -> str:

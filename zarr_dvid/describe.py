@@ -132,7 +132,9 @@ def describe(hierarchy: Hierarchy, *, progress: bool = False) -> ExportDescripti
 def _describe_scale(export: Export, scale: Scale, advance: Any) -> ScaleDescription:
     dialects: Counter[str] = Counter()
     problems: list[str] = []
-    n_blocks = n_twice = 0
+    n_blocks = n_twice = n_past_the_end = 0
+    logged = export.log.get(scale.level)
+    is_documented = export.info is not None or logged is not None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ExportWarning)
         for origin in scale.shards:
@@ -145,12 +147,16 @@ def _describe_scale(export: Export, scale: Scale, advance: Any) -> ScaleDescript
                 n_distinct = len(np.unique(shard.index.keys))
                 n_blocks += n_distinct
                 n_twice += len(shard.index) - n_distinct
+                if is_documented:
+                    beyond = shard.index.chunks_xyz() >= np.array(scale.grid_xyz)
+                    n_past_the_end += int(beyond.any(axis=1).sum())
             advance(1)
         shape = _shape(scale, problems)
     problems += dict.fromkeys(str(warning.message) for warning in caught)
     if n_twice:
         problems.append(f"{n_twice} chunks are claimed by a second record; those whose records differ can't be read")
-    logged = export.log.get(scale.level)
+    if n_past_the_end:
+        problems.append(f"{n_past_the_end} chunks in all lie past the end of the volume")
     if logged is not None and logged.n_chunks not in (None, n_blocks):
         problems.append(f"export.log says that {logged.n_chunks} chunks were exported, the indexes have {n_blocks}")
     n_found = sum(shard.arrow is not None for shard in scale.shards.values())
