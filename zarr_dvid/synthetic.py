@@ -125,7 +125,7 @@ def _grow(rng: np.random.Generator, shape: ShapeZYX) -> _Balls:
             start[rooted] = balls.center_zyx[root[rooted]]
             body[rooted] = balls.body[root[rooted]]
         inside = _depth(start, size) > 0
-        first_supervoxel = balls.supervoxel.max(initial=-1) + 1
+        first_supervoxel = int(balls.supervoxel.max(initial=-1)) + 1
         grown = _processes(rng, kind, start[inside], body[inside], first_supervoxel, size)
         near = ((grown.center_zyx > low) & (grown.center_zyx < high)).all(1) & (_depth(grown.center_zyx, size) > 0)
         balls = balls.joined(grown.where(near))
