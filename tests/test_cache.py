@@ -188,7 +188,7 @@ def test_many_threads_and_keys_keep_the_account() -> None:
         for i in range(300):
             key = (seed * 7919 + i * 104729) % 40
             nbytes = key % 9
-            assert cache.get(key, lambda n=nbytes: Value(n)).nbytes == nbytes  # type: ignore[misc]
+            assert cache.get(key, lambda n=nbytes: Value(n)).nbytes == nbytes
 
     run_together(work)
     assert 0 <= cache.nbytes <= 50
@@ -245,10 +245,10 @@ def test_a_shards_index_is_read_once_for_many_threads() -> None:
     chunks = make_chunks(*[(x, y, 0) for x in range(4) for y in range(4)])
     assert len(chunks) == N_THREADS
     for index in ("offset", "rec"):
-        shard = write_shard(chunks, Dialect(index=index))  # type: ignore[arg-type]
+        shard = write_shard(chunks, Dialect(index=index))
         reader = CountingReader(MemoryReader(shard.files()), before_read=lambda _: time.sleep(0.002))
         export = Export(reader)
-        found = run_together(lambda i, e=export: e.read_chunk(0, chunks[i].xyz))  # type: ignore[misc]
+        found = run_together(lambda i, e=export: e.read_chunk(0, chunks[i].xyz))
         assert [payload == shard.arrow[at : at + size] for payload, (at, size, _) in zip(found, shard.ranges, strict=True)]
         paths = [path for method, path, _ in reader.calls if method == "read"]
         assert paths.count("s0/0_0_0.csv") == 1

@@ -258,7 +258,7 @@ def set_column(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None
 
 
 def read(export: Path, **options: Any) -> npt.NDArray[np.uint64]:
-    return np.asarray(zarr_dvid.open(export, **options)["s0/labels"][CHUNK])  # type: ignore[index]
+    return np.asarray(zarr_dvid.open(export, **options)["s0/labels"][CHUNK])
 
 
 BROKEN: dict[str, Callable[[Path], None]] = {
@@ -307,10 +307,10 @@ def test_reliability_quotes_real_errors(name: str, workplace: Path) -> None:
 def test_reliability_quotes_real_errors_of_shards_in_use(name: str, workplace: Path) -> None:
     export = workplace / "demo/export"
     labels = zarr_dvid.open(export)["s0/labels"]
-    labels[CHUNK]  # type: ignore[index]
+    labels[CHUNK]
     {"vanished": remove(SHARD), "cut in use": cut(SHARD, 1000)}[name](export)
     with pytest.raises(zarr_dvid.ZarrDvidError) as caught:
-        labels[CHUNK]  # type: ignore[index]
+        labels[CHUNK]
     assert_quoted(caught.value, workplace)
 
 

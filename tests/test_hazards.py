@@ -365,7 +365,7 @@ def test_blocks_are_checked_against_their_records() -> None:
             export = open_export(write_shard([bad, make_chunk((0, 0, 1))], dialect).files())
             for values in ("labels", "supervoxels"):
                 with pytest.raises((BlockError, RecordError)) as caught:
-                    read_voxels(export, (1, 2, 3), values=values)  # type: ignore[arg-type]
+                    read_voxels(export, (1, 2, 3), values=values)
                 assert caught.value.chunk_xyz == (1, 2, 3)
                 assert field in str(caught.value)
             assert_reads(export, make_chunks((0, 0, 1)))

@@ -422,7 +422,7 @@ def check(name: str, seed: int, n_cases: int) -> list[str]:
         fault = find_fault(subject, done, rng) if done.data != subject.files[done.path] else None
         if fault is not None:
             faults.append(f"{name}, seed {seed}, case {case}, {done.what} in {done.path}: {fault}")
-        shard_cache.__init__(shard_cache.max_bytes)  # type: ignore[misc]
+        shard_cache.__init__(shard_cache.max_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return faults
 

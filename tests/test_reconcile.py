@@ -111,10 +111,10 @@ def test_a_row_too_many(index: IndexKind) -> None:
     past = {"rec": [6], "rec,morton": [6], "rec,offset,size": [6, len(shard.arrow), 8]}
     behind = past.get(index, [len(shard.arrow), 8, 0])
     for xyz in ((9, 9, 9), (1, 2, 3)):
-        assert_refused(edited(shard, lambda rows, xyz=xyz: [*rows, [*xyz, *behind]]))  # type: ignore[misc]
-        assert_refused(edited(shard, lambda rows, xyz=xyz: [[*xyz, *rows[0][3:]], *rows]))  # type: ignore[misc]
+        assert_refused(edited(shard, lambda rows, xyz=xyz: [*rows, [*xyz, *behind]]))
+        assert_refused(edited(shard, lambda rows, xyz=xyz: [[*xyz, *rows[0][3:]], *rows]))
     for i in range(len(ALL)):
-        assert_refused(edited(shard, lambda rows, i=i: [*rows, rows[i]]))  # type: ignore[misc]
+        assert_refused(edited(shard, lambda rows, i=i: [*rows, rows[i]]))
 
 
 @pytest.mark.parametrize("index", CSV_INDEXES)
@@ -144,7 +144,7 @@ def test_wrong_offsets(index: IndexKind, delta: int) -> None:
 
     for which in (slice(1, None), slice(2, 3), slice(5, 6), slice(1, 2)):
         for columns in ((column,), (column + 1,), (column, column + 1)):
-            files = edited(shard, lambda rows, w=which, c=columns: shift(rows, w, c))  # type: ignore[misc]
+            files = edited(shard, lambda rows, w=which, c=columns: shift(rows, w, c))
             if delta == 8 and which == slice(5, 6) and columns == (column + 1,):
                 # The last record takes in the end mark. It is refused itself, and the others are where they should be.
                 assert {error.chunk_xyz for error in assert_never_wrong(files)} == {ALL[5]}
@@ -155,7 +155,7 @@ def test_wrong_offsets(index: IndexKind, delta: int) -> None:
 def test_the_end_mark_is_no_record() -> None:
     shard = write_shard(make_chunks(*ALL))
     for xyz in ((9, 9, 9), ALL[1]):
-        files = edited(shard, lambda rows, xyz=xyz: [*rows, [*xyz, len(shard.arrow) - 8, 8, 0]])  # type: ignore[misc]
+        files = edited(shard, lambda rows, xyz=xyz: [*rows, [*xyz, len(shard.arrow) - 8, 8, 0]])
         assert_never_wrong(files)
         with pytest.raises(ZarrDvidError):
             open_export(files).read_chunk(0, xyz)
@@ -171,7 +171,7 @@ def test_wrong_records(index: IndexKind, delta: int) -> None:
             row[3] += delta
 
     for which in (slice(None), slice(2, 3), slice(5, 6)):
-        assert_refused(edited(shard, lambda rows, w=which: shift(rows, w)))  # type: ignore[misc]
+        assert_refused(edited(shard, lambda rows, w=which: shift(rows, w)))
 
 
 @pytest.mark.parametrize("index", ["rec", "rec,morton"])
@@ -204,7 +204,7 @@ def test_another_chunks_coordinates_with_offsets() -> None:
 
 def test_the_indexes_of_two_shards_swapped() -> None:
     for index in ("offset", "rec", "json", "batch_offset"):
-        dialect = Dialect(index=index)  # type: ignore[arg-type]
+        dialect = Dialect(index=index)
         here, there = write_shard(make_chunks(*ALL), dialect), write_shard(make_chunks((8, 9, 10), (9, 8, 11)), dialect)
         files = {"s0/0_0_0.arrow": here.arrow, "s0/512_512_512.arrow": there.arrow}
         files |= {f"s0/0_0_0{ending}": data for ending, data in there.indexes.items()}
@@ -422,7 +422,7 @@ def test_neither_index_nor_end_mark_is_no_whole_shard() -> None:
 
 def test_an_index_without_its_shard() -> None:
     for index in (*CSV_INDEXES, "json", "batch_offset"):
-        shard = write_shard(make_chunks(*ALL), Dialect(index=index))  # type: ignore[arg-type]
+        shard = write_shard(make_chunks(*ALL), Dialect(index=index))
         files = {f"s0/0_0_0{ending}": data for ending, data in shard.indexes.items()}
         for xyz in (*ALL, (1, 1, 1)):
             with pytest.raises(ShardError, match="shard is missing") as caught:

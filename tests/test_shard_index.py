@@ -85,7 +85,7 @@ def test_messages_without_a_gap(messages: list[tuple[int, int]], start: int, rng
     for size, n_rows in messages:
         rows += [(at, size)] * n_rows
         at += size
-    rng.shuffle(rows)  # type: ignore[attr-defined]
+    rng.shuffle(rows)
     table = np.array(rows, np.int64).reshape(-1, 2)
     assert find_gap(table[:, 0], table[:, 1], start=start) is None
     if rows:

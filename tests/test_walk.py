@@ -156,7 +156,7 @@ def test_a_shard_with_a_footer_cut_anywhere_is_refused() -> None:
 
 def test_an_arrow_file_cut_anywhere_is_refused() -> None:
     for index in ("none", "rec", "offset"):
-        shard = write_shard(make_chunks(*ALL), Dialect(container="file", index=index))  # type: ignore[arg-type]
+        shard = write_shard(make_chunks(*ALL), Dialect(container="file", index=index))
         for place in sample_places(shard):
             with pytest.raises((ShardError, ShardIndexError)):
                 open_export(shard.files() | {PATH: shard.arrow[:place]}).read_chunk(0, ALL[0])

@@ -101,6 +101,7 @@ class Scale:
         self._n_logged_shards = n_logged_shards
         self._placement: Placement | None = None
         self._saw_strays = False
+        self._looked_at: set[XYZ] = set()
         self._warned_past_the_end = False
 
     @lazy
@@ -144,9 +145,10 @@ class Scale:
             shard = self._load(origin, None)
         except UndecidedUnitsError:
             shard = self._load(origin, self._units)
-        if not self._saw_strays:
-            self._saw_strays = not are_in_cubes([(origin, self._within_volume(shard))], self._cube_voxels)
-        self._warn_past_the_end(shard)
+        if origin not in self._looked_at:  # once for each shard, not for each of its chunks
+            self._saw_strays |= not are_in_cubes([(origin, self._within_volume(shard))], self._cube_voxels)
+            self._warn_past_the_end(shard)
+            self._looked_at.add(origin)
         return shard
 
     def _within_volume(self, shard: Shard) -> Ints:
@@ -199,7 +201,8 @@ class Scale:
             return own
         placement = self._checked_placement()
         if not placement.is_scattered:
-            self._require_all_shards(chunk_xyz)
+            if not own:
+                self._require_all_shards(chunk_xyz)
             return own
         origins = placement.shards_of(chunk_xyz)
         if not origins and placement.broken:
