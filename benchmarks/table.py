@@ -40,6 +40,19 @@ def render(title: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def aligned(cells: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Lines of a table whose first `left` columns begin, and whose others end, at the same place in each line."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for cell in cells:
+        fields = [
+            text.ljust(width) if column < left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(cell, widths, strict=True))
+        ]
+        lines.append("  ".join(fields).rstrip())
+    return lines
+
+
 def _time(microseconds: float) -> str:
     return f"{microseconds / 1000:.1f} ms" if microseconds >= 10_000 else f"{microseconds:.1f} us"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+import zarr
 from hypothesis import settings
 
+ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 # A test's time depends on what else its machine does.
 settings.register_profile("zarr-dvid", deadline=None, print_blob=True)
 settings.load_profile("zarr-dvid")
+
+
+@contextmanager
+def default_pipeline() -> Iterator[None]:
+    """Arrays opened meanwhile have zarr's own pipeline, whatever was opened before."""
+    with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE, "dvid.pipeline": False}):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -316,9 +316,9 @@ class MemoryReader:
 
     url = "memory"
 
-    def __init__(self, files: Mapping[str, bytes], *, window_bytes: int = 1024) -> None:
+    def __init__(self, files: Mapping[str, bytes], *, window_bytes: int = 1024, concurrency: int = 1) -> None:
         self.files = dict(files)
-        self.window_bytes = window_bytes
+        self.window_bytes, self.concurrency = window_bytes, concurrency
         self.key: Hashable = f"test {next(_keys)}"
 
     def list(self, path: str) -> Sequence[FileInfo]:
@@ -350,7 +350,7 @@ class CountingReader:
     def __init__(self, reader: Reader, *, before_read: Callable[[str], None] | None = None) -> None:
         self._reader = reader
         self._before_read = before_read
-        self.url, self.window_bytes = reader.url, reader.window_bytes
+        self.url, self.window_bytes, self.concurrency = reader.url, reader.window_bytes, reader.concurrency
         self.key: Hashable = f"test {next(_keys)}"
         self.calls: list[tuple[str, str, tuple[tuple[int, int], ...]]] = []
 

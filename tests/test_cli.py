@@ -178,3 +178,77 @@ def test_info_tells_what_is_left_of_a_killed_export(shared_data: Path, capsys: p
     scale = json.loads(capsys.readouterr().out)["scales"][0]
     assert scale["shape"] is None
     assert "The shard itself starts with 402 whole records" in scale["problems"][0]
+
+
+# ---- index
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_index_makes_one_and_says_when_it_is_up_to_date(
+    tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = put(tmp_path / "export", shards_of({"s0/0_0_0": [(0, 0, 0), (1, 2, 3)], "s0/512_0_0": [(8, 1, 1)]}))
+    assert main(["index", str(folder), "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder / 'zarr-dvid-index'}: the index is done: 3 records of 2 shards in " in out
+    assert main(["index", str(folder), "--jobs", "1", "--check", "records"]) == 0
+    out = capsys.readouterr().out
+    assert "was up to date already" in out
+    assert "3 entries agree with their records" in out
+    assert main(["index", str(folder), "-o", str(tmp_path / "other"), "--jobs", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["shards"], document["records"], document["up_to_date"]) == (2, 3, False)
+    assert document["bytes"] == sum(path.stat().st_size for path in (tmp_path / "other").iterdir())
+    assert not cached.exists()
+
+
+def test_index_refuses_what_it_can_not_do(tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = put(tmp_path / "export", shards_of({"s0/0_0_0": [(0, 0, 0)]}))
+    for arguments, text in (
+        ([str(tmp_path / "nowhere")], "there is no export here"),
+        ([str(folder), "--jobs", "0"], "at least 1"),
+        ([str(folder), "-o", "s3://bucket/x"], "local folder"),
+        ([str(folder), "-o", str(folder)], "something else than an index"),
+    ):
+        assert main(["index", *arguments]) == 1
+        assert text in capsys.readouterr().err
+
+
+def test_info_counts_blocks_without_reading_a_shard(
+    tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = shards_of({"s0/0_0_0": [(0, 0, 0), (1, 2, 3)], "s0/512_0_0": [(8, 1, 1)], "s0/0_512_0": [(0, 9, 0)]})
+    files |= write_shard([]).files("s0/512_512_0")
+    files |= {"s0/0_512_0.csv": b"", "info": json.dumps(volume_info((1024, 1024, 512))).encode()}
+    folder = put(tmp_path / "export", files)
+    assert main(["info", str(folder), "--json"]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main(["index", str(folder), "-o", str(tmp_path / "index"), "--jobs", "1"]) == 0
+    assert "1 shards can't be read" in capsys.readouterr().out
+    assert main(["info", str(folder), "--json", "--index", str(tmp_path / "index")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for one in (document, without):
+        one["scales"][0]["problems"].sort()
+    assert document == without
+    reader = CountingReader(LocalReader(folder))
+    hierarchy = Hierarchy(lambda: reader, name="x", index=lambda: LocalReader(tmp_path / "index"))
+    assert describe(hierarchy).scales[0].n_blocks == 3
+    assert {path for method, path in reader.taken() if method == "read"} == {"info"}
+
+
+def test_info_tells_of_an_index_that_is_out_of_date(
+    tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = put(tmp_path / "export", shards_of({"s0/0_0_0": [(0, 0, 0), (1, 2, 3)]}))
+    assert main(["index", str(folder), "--jobs", "1"]) == 0
+    put(folder, shards_of({"s0/512_0_0": [(8, 1, 1), (9, 1, 1)]}))
+    capsys.readouterr()
+    assert main(["info", str(folder), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["scales"][0]["blocks"] == 4
+    assert any("out of date" in problem for problem in document["problems"])

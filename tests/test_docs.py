@@ -20,7 +20,7 @@ import zstandard
 from naive import naive_encode_libdvid
 
 import zarr_dvid
-from zarr_dvid import scale
+from zarr_dvid import survey
 from zarr_dvid.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,8 +136,8 @@ def test_architecture_names_every_module() -> None:
 
 def test_reliability_tells_the_present_limits() -> None:
     text = (ROOT / "docs/reliability.md").read_text()
-    assert f"have at most {scale._CHECK_ALL_BYTES >> 20} MiB together" in text
-    assert f"a sample of {scale._SAMPLE_SHARDS} shards" in text
+    assert f"have at most {survey._CHECK_ALL_BYTES >> 20} MiB together" in text
+    assert f"a sample of {survey._SAMPLE_SHARDS} shards" in text
 
 
 Rows = list[dict[str, Any]]

@@ -27,12 +27,12 @@ from exports import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_dvid import scale as scale_module
+from zarr_dvid import survey
 from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, MissingFileError, ShardError, ShardIndexError
 from zarr_dvid.export import Export
 from zarr_dvid.placement import are_in_cubes, common_cube, proves_chunks, tell_units
 from zarr_dvid.reader import FileInfo
-from zarr_dvid.scale import group_files
+from zarr_dvid.shard_files import group_files
 
 Files = dict[str, bytes]
 
@@ -356,7 +356,7 @@ def many_shards(n: int, **stray: Sequence[XYZ]) -> Files:
 
 
 def test_a_sample_is_told_of_without_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_module, "_CHECK_ALL_BYTES", 100)
+    monkeypatch.setattr(survey, "_CHECK_ALL_BYTES", 100)
     reader = CountingReader(MemoryReader(many_shards(40)))
     export = Export(reader)
     with export_warnings() as messages:
@@ -374,7 +374,7 @@ CUBES = (4, 2, 12)  # cells of 4^3 chunks
 
 
 def test_a_spec_of_cubes_is_believed_after_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_module, "_CHECK_ALL_BYTES", 100)
+    monkeypatch.setattr(survey, "_CHECK_ALL_BYTES", 100)
     reader = CountingReader(MemoryReader(many_shards(40)))
     export = Export(reader, info=volume_info((256 * 64, 1024, 1024), sharding=CUBES))
     for xyz in ((0, 0, 0), (1, 1, 2), (100, 0, 0), (10_000, 0, 0)):
@@ -393,7 +393,7 @@ def test_a_spec_is_not_believed_where_all_shards_can_be_looked_at() -> None:
 
 
 def test_strays_in_a_sample_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_module, "_CHECK_ALL_BYTES", 100)
+    monkeypatch.setattr(survey, "_CHECK_ALL_BYTES", 100)
     files = many_shards(40, at_0=[(0, 1, 2), (50, 1, 1)])
     for info in (None, volume_info((256 * 64, 1024, 1024), sharding=CUBES)):
         export = open_export(files, info=info)
@@ -417,7 +417,7 @@ def test_a_spec_with_repeated_shard_ids_is_not_believed(monkeypatch: pytest.Monk
     export = open_export(files, info=volume_info(size, sharding=ALIASED))
     assert_reads(export, make_chunks((28, 1, 2), (60, 2, 2), (60, 1, 2)))
     assert export.read_chunk(0, (60, 2, 3)) is None
-    monkeypatch.setattr(scale_module, "_CHECK_ALL_BYTES", 100)
+    monkeypatch.setattr(survey, "_CHECK_ALL_BYTES", 100)
     with export_warnings() as messages:
         assert open_export(many_shards(40), info=volume_info(size, sharding=ALIASED)).read_chunk(0, (1, 1, 2)) is None
     assert len(messages) == 1
@@ -437,7 +437,7 @@ def test_a_spec_that_does_not_fit_the_names_is_not_believed() -> None:
 
 def test_chunks_past_the_end_do_not_make_a_scale_scattered(monkeypatch: pytest.MonkeyPatch) -> None:
     """DVID exports them into files of a wrong cube. No array reaches them, so that they do not matter."""
-    monkeypatch.setattr(scale_module, "_CHECK_ALL_BYTES", 100)
+    monkeypatch.setattr(survey, "_CHECK_ALL_BYTES", 100)
     files = many_shards(40, at_0=[(0, 1, 2), (1000, 1, 1)])
     export = open_export(files, info=volume_info((256 * 40, 1024, 1024), sharding=CUBES))
     with export_warnings() as messages:

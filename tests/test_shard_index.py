@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zarr_dvid.shard_index import (
     MAX_CHUNKS_A_SIDE,
     Place,
-    build_index,
+    wide_index,
     chunk_key,
     find_gap,
     from_keys,
@@ -56,7 +56,7 @@ def test_an_index_is_a_dictionary(chunks: list[XYZ], data: st.DataObject) -> Non
     def column(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([values[i] for i in order], np.int64)
 
-    index = build_index(
+    index = wide_index(
         np.array([chunks[i] for i in order], np.int64).reshape(-1, 3),
         column([place.offset_bytes for place in places]),
         column([place.size_bytes for place in places]),
@@ -72,7 +72,7 @@ def test_an_index_is_a_dictionary(chunks: list[XYZ], data: st.DataObject) -> Non
 
 def test_an_empty_index_has_no_places() -> None:
     empty = np.empty(0, np.int64)
-    index = build_index(empty.reshape(0, 3), empty, empty, empty)
+    index = wide_index(empty.reshape(0, 3), empty, empty, empty)
     assert len(index) == 0
     assert index.places((0, 0, 0)) == []
     assert index.chunks_xyz().shape == (0, 3)

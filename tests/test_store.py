@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import zarr
 import zstandard
-from conftest import expected_sha256, read_shard_rows, volume_sha256
+from conftest import default_pipeline, expected_sha256, read_shard_rows, volume_sha256
 from exports import CountingReader, Dialect, MemoryReader, make_chunks, moved, volume_info, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -473,10 +473,13 @@ def outer(volume: npt.NDArray[np.uint64], selection: tuple[Any, ...]) -> npt.NDA
 Pair = tuple[zarr.Array[Any], npt.NDArray[np.uint64]]
 
 
-@pytest.fixture(scope="class", params=["partial", "whole"])
+@pytest.fixture(scope="class", params=["ours", "partial", "whole"])
 def _decoding(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the codec's partial decoding, and as a pipeline that knows nothing of it."""
-    with pytest.MonkeyPatch.context() as patch:
+    """With our pipeline, with zarr's and the codec's partial decoding, and as one that knows nothing of either."""
+    if request.param == "ours":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch, default_pipeline():
         if request.param == "whole":
             patch.setattr("zarr.core.codec_pipeline.BatchedCodecPipeline.supports_partial_decode", False)
         yield
@@ -601,7 +604,8 @@ class TestPartialDecoding:
             return voxels
 
         monkeypatch.setattr(zarr_dvid.codec, "decode_chunk", remember)
-        labels = array_of(zarr.open_group(store, mode="r")["s0/labels"])
+        with default_pipeline():
+            labels = array_of(zarr.open_group(store, mode="r")["s0/labels"])
         assert labels[3, 4, 5] == sample_volume(0, "labels")[3, 4, 5]
         assert shapes == [(1, 1, 1)]
         shapes.clear()

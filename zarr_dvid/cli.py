@@ -26,6 +26,11 @@ _SLICE_EXAMPLES = """examples:
   zarr-dvid slice /exports/mcns --scale 5 --z 1234 -o slice.png
   zarr-dvid slice /exports/mcns --z 60000 --y 20000:21000 --x 30000:31500 --view supervoxels -o crop.png
 """
+_INDEX_EXAMPLES = """examples:
+  zarr-dvid index /exports/mcns
+  zarr-dvid index https://example.org/mcns -o mcns-index
+  zarr-dvid info https://example.org/mcns --index mcns-index
+"""
 _DEMO_EXAMPLES = """examples:
   zarr-dvid demo
   zarr-dvid demo my-first-export
@@ -77,6 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("--view", choices=VALUES, default="labels", help="what to show (default: labels)")
     picture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.png", help="picture to write")
 
+    index = _command(commands, "index", "make the compact index of an export", _INDEX_EXAMPLES, _run_index)
+    _add_url(index)
+    index.add_argument(
+        "-o", "--output", type=Path, metavar="DEST", help="its folder (default: in the export, else the user's cache)"
+    )
+    index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each processor)")
+    index.add_argument("--check", choices=("records",), help="compare each entry with the record that it points to")
+    index.add_argument("--json", action="store_true", help="print JSON, for programs")
+
     demo = _command(commands, "demo", "write a small export, open it, and save a picture", _DEMO_EXAMPLES, _run_demo)
     demo.add_argument("directory", nargs="?", type=Path, help="where to write (default: a temporary directory)")
     return parser
@@ -94,9 +108,14 @@ def _command(commands: Any, name: str, what: str, examples: str, run: Any) -> ar
     return parser
 
 
-def _add_export(parser: argparse.ArgumentParser) -> None:
+def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="directory that export-shards wrote: a path, or a URL")
     parser.add_argument("--info", metavar="FILE", help="neuroglancer volume description, such as the export's spec")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_url(parser)
+    parser.add_argument("--index", metavar="DIR", help="compact index (default: in the export, or the user's cache)")
     parser.add_argument("--voxel-size", type=float, metavar="NM", help="nanometres of a voxel at scale 0")
 
 
@@ -112,7 +131,7 @@ def _span(text: str) -> slice:
 
 
 def _store(options: argparse.Namespace) -> DvidStore:
-    return DvidStore(options.url, info=options.info, voxel_size=options.voxel_size)
+    return DvidStore(options.url, info=options.info, voxel_size=options.voxel_size, index=options.index)
 
 
 def _run_info(options: argparse.Namespace) -> None:
@@ -142,6 +161,23 @@ def _run_slice(options: argparse.Namespace) -> None:
         )
     save_label_image(options.output, np.asarray(array[options.z, options.y, options.x]))
     print(f"{options.output}: {rows} x {columns} voxels (y, x) of s{options.scale}/{options.view}, z {options.z}")
+
+
+def _run_index(options: argparse.Namespace) -> None:
+    from zarr_dvid.index_builder import index_export
+
+    if options.jobs is not None and options.jobs < 1:
+        raise _UsageError(f"--jobs {options.jobs}: at least 1")
+    if options.output is not None and "://" in str(options.output):
+        raise _UsageError(f"-o {options.output}: an index is written to a local folder")
+    summary = index_export(
+        options.url,
+        options.output,
+        info=options.info,
+        jobs=options.jobs,
+        check_records=options.check == "records",
+    )
+    print(json.dumps(summary.to_json(), indent=2) if options.json else summary)
 
 
 def _run_demo(options: argparse.Namespace) -> None:

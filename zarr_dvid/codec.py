@@ -124,13 +124,8 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
         return await asyncio.to_thread(self._encode_sync, chunk_array, chunk_spec)
 
     def _decode_selection(self, chunk_bytes: Buffer, selection: Any, chunk_spec: ArraySpec) -> NDBuffer:
-        parts = selection if isinstance(selection, tuple) else (selection,)
-        window = window_of(parts, chunk_spec.shape)
-        if window is None:
-            return _to_buffer(self._voxels(chunk_bytes, chunk_spec, None)[selection], chunk_spec)
-        voxels = self._voxels(chunk_bytes, chunk_spec, window)
-        inside = tuple(_shifted(part, bounds.start) for part, bounds in zip(parts, window, strict=True))
-        return _to_buffer(voxels[inside], chunk_spec)
+        window, inside = window_inside(selection, chunk_spec.shape)
+        return _to_buffer(self._voxels(chunk_bytes, chunk_spec, window)[inside], chunk_spec)
 
     def _decode_partial_sync(self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec) -> NDBuffer | None:
         chunk_bytes = byte_getter.get_sync(prototype=chunk_spec.prototype)
@@ -155,6 +150,20 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
             if isinstance(origin, RecordBytes):
                 raise error.located(path=origin.path, chunk_xyz=origin.chunk_xyz) from None
             raise
+
+
+def window_inside(selection: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], Any]:
+    """The window of a chunk to decode for a selection of zarr's, and what of that window to take.
+
+    Args:
+        selection: For each axis a slice, an index, or an array of indices; or all that numpy takes.
+        shape: Of the chunk.
+    """
+    parts = selection if isinstance(selection, tuple) else (selection,)
+    window = window_of(parts, shape)
+    if window is None:
+        return tuple(slice(0, size) for size in shape), selection
+    return window, tuple(_shifted(part, bounds.start) for part, bounds in zip(parts, window, strict=True))
 
 
 def window_of(selection: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[slice, ...] | None:

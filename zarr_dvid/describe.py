@@ -137,22 +137,33 @@ def _describe_scale(export: Export, scale: Scale, advance: Any) -> ScaleDescript
     is_documented = export.info is not None or logged is not None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ExportWarning)
+        index = scale.index
+        if index is not None:
+            totals = index.totals()
+            dialects.update(totals.dialects)
+            n_blocks += totals.n_chunks
+            n_twice += totals.n_records - totals.n_chunks
+            problems += index.notes(scale.shards)
         for origin in scale.shards:
+            is_counted = index is not None and origin in index and origin not in index.broken
+            if is_counted and not (is_documented and index is not None and index.reaches(origin, scale.grid_xyz)):
+                advance(1)
+                continue
             try:
                 shard = scale.load(origin)
             except ZarrDvidError as error:
                 problems.append(str(error))
             else:
-                dialects[shard.dialect] += 1
-                n_distinct = len(np.unique(shard.index.keys))
-                n_blocks += n_distinct
-                n_twice += len(shard.index) - n_distinct
+                if not is_counted:
+                    dialects[shard.dialect] += 1
+                    n_blocks += shard.index.n_chunks
+                    n_twice += len(shard.index) - shard.index.n_chunks
                 if is_documented:
                     beyond = shard.index.chunks_xyz() >= np.array(scale.grid_xyz)
                     n_past_the_end += int(beyond.any(axis=1).sum())
             advance(1)
         shape = _shape(scale, problems)
-    problems += dict.fromkeys(str(warning.message) for warning in caught)
+    problems += [text for text in dict.fromkeys(str(warning.message) for warning in caught) if text not in problems]
     if n_twice:
         problems.append(f"{n_twice} chunks are claimed by a second record; those whose records differ can't be read")
     if n_past_the_end:

@@ -7,17 +7,19 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from zarr_dvid.block import CHUNK_SHAPE, decode_into, plain_block
 from zarr_dvid.errors import AmbiguousChunkError, ExportError, ExportWarning, MissingFileError, ShardError, ZarrDvidError
+from zarr_dvid.export_index import DIRECTORY, ExportIndex, IndexFiles, find_index, open_index, out_of_date
 from zarr_dvid.lazy import lazy
 from zarr_dvid.reader import FileInfo, Reader, open_reader
 from zarr_dvid.record import Record, RecordBytes, record_message
-from zarr_dvid.scale import Scale, group_files
+from zarr_dvid.scale import Scale
 from zarr_dvid.shard import Shard
+from zarr_dvid.shard_files import group_files
 from zarr_dvid.shard_index import Place
 from zarr_dvid.unfinished import STATE_NAME
 from zarr_dvid.volume import XYZ, LoggedScale, VolumeInfo, parse_export_log, parse_info
@@ -36,11 +38,16 @@ class Export:
     Args:
         reader: Of the export's files.
         info: A neuroglancer volume description: its URL or path, or the document itself.
+        index: Of the directory of its compact index; None to look for one beside the export and in the user's cache, False
+            to do without.
     """
 
-    def __init__(self, reader: Reader, *, info: InfoLike | None = None) -> None:
+    def __init__(
+        self, reader: Reader, *, info: InfoLike | None = None, index: Reader | Literal[False] | None = None
+    ) -> None:
         self.reader = reader
         self._info_argument = info
+        self._index_argument = index
 
     @lazy
     def _root(self) -> dict[str, FileInfo]:
@@ -76,6 +83,21 @@ class Export:
         return parse_export_log(self._read_whole("export.log").decode("utf-8", "replace"))
 
     @lazy
+    def index(self) -> ExportIndex | None:
+        """The compact index, if there is one.
+
+        Raises:
+            ShardIndexError: It is damaged, of a later version, or not where it was said to be.
+        """
+        if self._index_argument is False:
+            return None
+        if self._index_argument is not None:
+            return open_index(IndexFiles(self._index_argument))
+        beside = self._root.get(DIRECTORY)
+        files = find_index(self.reader, is_beside=beside is not None and beside.is_dir)
+        return None if files is None else open_index(files)
+
+    @lazy
     def scales(self) -> dict[int, Scale]:
         """The scales that are there, by number.
 
@@ -102,7 +124,12 @@ class Export:
                 expected=f"at least {levels[-1] + 1} scales", found=len(info.sizes_xyz),
                 advice="Give the neuroglancer spec that the export was made with, as info=",
             )  # fmt: skip
-        return {level: self._scale(level, info) for level in levels}
+        scales = {level: self._scale(level, info) for level in levels}
+        if self.index is not None:
+            message = out_of_date(self.index, [scale.index for scale in scales.values() if scale.index is not None])
+            if message is not None:
+                warnings.warn(message, ExportWarning, stacklevel=2)
+        return scales
 
     def _scale(self, level: int, info: VolumeInfo | None) -> Scale:
         logged = self.log.get(level)
@@ -123,6 +150,7 @@ class Export:
             size_xyz=size,
             sharding=sharding,
             n_logged_shards=None if logged is None else logged.n_shards,
+            index=None if self.index is None else self.index.scale(level, shards),
         )
 
     def read_chunk(self, level: int, chunk_xyz: XYZ) -> RecordBytes | None:

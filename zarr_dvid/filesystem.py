@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
+from zarr_dvid.configuration import use_pipeline
 from zarr_dvid.errors import ExportError, ReadOnlyError
 from zarr_dvid.export import InfoLike
+from zarr_dvid.export_index import IndexLike, index_location, index_opener
 from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name
 from zarr_dvid.keys import parse_key
 from zarr_dvid.reader import FsspecReader, LocalReader, Reader, open_reader, without_credentials
@@ -38,6 +40,8 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         target_options: Of the target filesystem.
         info: A neuroglancer volume description: its path or URL, or the document itself.
         voxel_size: Nanometres at scale 0, one number or (z, y, x); overrides that of `info`.
+        threads: Threads that decode selections of arrays opened over this filesystem; see `DvidStore`.
+        index: The directory of the export's compact index; see `DvidStore`.
         **options: As of any fsspec filesystem.
     """
 
@@ -53,15 +57,25 @@ class DvidFileSystem(AbstractFileSystem):  # type: ignore[misc]
         target_options: Mapping[str, Any] | None = None,
         info: InfoLike | None = None,
         voxel_size: VoxelSize | None = None,
+        threads: int | None = None,
+        index: IndexLike | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        use_pipeline()
         if not fo:
             raise ExportError("the URL names no export", expected="dvid::URL or dvid:///PATH", found="dvid://")
         self.fo = fo
         self.target_protocol = target_protocol
         self.target_options = dict(target_options or {})
-        self.hierarchy = Hierarchy(self._open_reader, name=export_name(fo), info=info, voxel_size=voxel_size)
+        self.hierarchy = Hierarchy(
+            self._open_reader,
+            name=export_name(fo),
+            info=info,
+            voxel_size=voxel_size,
+            threads=threads,
+            index=index_opener(index_location(index), fo if "://" in fo else f"{target_protocol}://", self.target_options),
+        )
 
     def _open_reader(self) -> Reader:
         if self.target_protocol is None:

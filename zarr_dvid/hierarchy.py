@@ -8,16 +8,22 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from zarr_dvid.configuration import n_decode_threads
 from zarr_dvid.errors import ExportError
 from zarr_dvid.export import Export, InfoLike
 from zarr_dvid.keys import ChunkKey, CoordinatesKey, DocumentKey, parse_key
 from zarr_dvid.lazy import lazy
 from zarr_dvid.metadata import AXES, Grid, documents
 from zarr_dvid.reader import Reader
+from zarr_dvid.shard_index import CHUNK_VOXELS
 from zarr_dvid.voxels import VALUES
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 VoxelSize = float | Sequence[float]
 
@@ -32,6 +38,8 @@ class Hierarchy:
         name: The export's name, for the OME metadata.
         info: A neuroglancer volume description: its path or URL, or the document itself.
         voxel_size: Nanometres at scale 0, one number or (z, y, x); overrides that of `info`.
+        threads: Threads that decode selections, or None for what the configuration says.
+        index: Gives the reader of the directory of the compact index; None to look for one, False to do without.
     """
 
     def __init__(
@@ -41,16 +49,21 @@ class Hierarchy:
         name: str,
         info: InfoLike | None = None,
         voxel_size: VoxelSize | None = None,
+        threads: int | None = None,
+        index: Callable[[], Reader] | Literal[False] | None = None,
     ) -> None:
+        n_decode_threads(threads)  # refuses what is no number of threads
+        self.threads = threads
         self._open_reader = open_reader
         self._name = name
         self._info = info
+        self._index = index
         self.voxel_size = None if voxel_size is None else three_sizes(voxel_size)
 
     @lazy
     def export(self) -> Export:
         """The export; nothing of it has been read yet."""
-        return Export(self._open_reader(), info=self._info)
+        return Export(self._open_reader(), info=self._info, index=self._index() if self._index else self._index)
 
     @lazy
     def grid(self) -> Grid:
@@ -120,6 +133,24 @@ class Hierarchy:
                 for chunks_xyz in self.export.scales[level].occupied():
                     keys = (str(ChunkKey(level, values, (x, y, z))) for x, y, z in chunks_xyz.tolist())
                     yield from (key for key in keys if key.startswith(prefix))
+
+    def occupied(self, level: int, box: Sequence[slice] | None) -> Iterator[npt.NDArray[np.int64]]:
+        """The chunks (z, y, x) of a scale that exist, from the index alone, shard by shard; see `DvidStore.occupied`."""
+        if level not in self.export.scales:
+            raise ExportError(
+                "there is no such scale", path=f"s{level}", expected=f"one of {list(self.export.scales)}", found=level
+            )
+        scale = self.export.scales[level]
+        if box is None:
+            yield from (chunks_xyz[:, ::-1] for chunks_xyz in scale.occupied())
+            return
+        if len(box) != 3 or any(part.step not in (None, 1) for part in box):
+            raise ValueError(f"box must be three slices (z, y, x) with step 1, not {box!r}")
+        bounds = [part.indices(side) for part, side in zip(reversed(box), scale.size_xyz, strict=True)]
+        if all(start < stop for start, stop, _ in bounds):
+            x, y, z = ((start // CHUNK_VOXELS, (stop - 1) // CHUNK_VOXELS) for start, stop, _ in bounds)
+            low, high = (x[0], y[0], z[0]), (x[1], y[1], z[1])
+            yield from (chunks_xyz[:, ::-1] for chunks_xyz in scale.occupied(low, high) if len(chunks_xyz))
 
     def children(self, path: str) -> list[str] | None:
         """Names directly below a group, an array, or a prefix of chunk keys; None where there is no such thing."""

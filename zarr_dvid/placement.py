@@ -5,6 +5,7 @@ Pure arithmetic on tables of chunks; `zarr_dvid.scale` reads them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zarr_dvid.errors import ZarrDvidError
-from zarr_dvid.shard_index import CHUNK_VOXELS, Units, chunk_key, to_keys
+from zarr_dvid.shard_index import CHUNK_VOXELS, Units
 from zarr_dvid.volume import XYZ
 
 if TYPE_CHECKING:
@@ -24,47 +25,91 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """Whether the chunks of a scale lie in the cubes of their files; and if not, which files they lie in.
+class Boxes:
+    """The boxes that shards' chunks lie in: int64 arrays of shape (n, 3), x, y, z, one row for each shard.
 
     Attributes:
-        keys: Of all chunks, ascending; empty where they lie in their cubes.
-        origins: The shard of each.
-        broken: Why the shards that could not be indexed could not; what they hold is not known.
-        is_scattered: Whether some lie outside.
+        origins_voxel: First voxel of the cube that the shard is named for.
+        low: First chunk of the box.
+        high: Last chunk of it.
     """
 
-    keys: Ints
-    origins: Sequence[XYZ]
-    broken: tuple[ZarrDvidError, ...]
-    is_scattered: bool
+    origins_voxel: Ints
+    low: Ints
+    high: Ints
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def at(self, which: npt.NDArray[np.bool_] | Ints) -> Boxes:
+        """Some of them, given by a mask or by positions."""
+        return Boxes(self.origins_voxel[which], self.low[which], self.high[which])
+
+    def are_in_cubes(self, side_voxels: int) -> npt.NDArray[np.bool_]:
+        """Whether each lies within `side_voxels` of its origin; 0 bounds nothing."""
+        is_in: npt.NDArray[np.bool_] = np.all(CHUNK_VOXELS * self.low >= self.origins_voxel, axis=1)
+        if side_voxels:
+            is_in &= (CHUNK_VOXELS * self.high < self.origins_voxel + side_voxels).all(axis=1)
+        return is_in
+
+    def meet(self, low_xyz: npt.ArrayLike, high_xyz: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each has a chunk in common with the box from one chunk to another."""
+        meets: npt.NDArray[np.bool_] = np.all(
+            (self.low <= np.asarray(high_xyz)) & (self.high >= np.asarray(low_xyz)), axis=1
+        )
+        return meets
+
+
+def no_boxes() -> Boxes:
+    """Of no shard."""
+    return Boxes(*(np.empty((0, 3), np.int64) for _ in range(3)))
+
+
+def join_boxes(some: Boxes, others: Boxes) -> Boxes:
+    """All of both."""
+    pairs = ((some.origins_voxel, others.origins_voxel), (some.low, others.low), (some.high, others.high))
+    return Boxes(*(np.concatenate(pair) for pair in pairs))
+
+
+def boxes_of(tables: Iterable[Table]) -> Boxes:
+    """The boxes of shards' chunks; shards without any are left out."""
+    some = [(origin, chunks.min(axis=0), chunks.max(axis=0)) for origin, chunks in tables if len(chunks)]
+    return Boxes(*(np.array([row[i] for row in some], np.int64).reshape(-1, 3) for i in range(3)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Whether the chunks of a scale lie in the cubes of their files; and if not, which files they may lie in.
+
+    Attributes:
+        strays: Boxes of the shards that hold chunks of others' cubes.
+        broken: Why the shards that could not be indexed could not; what they hold is not known.
+        is_shared: Whether a file was seen that several writers wrote to, as where shards share their names.
+    """
+
+    strays: Boxes
+    broken: tuple[ZarrDvidError, ...] = ()
+    is_shared: bool = False
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return self.keys.nbytes + 8 * len(self.origins)
+        return 72 * len(self.strays) + 4096 * len(self.broken)
 
-    def shards_of(self, chunk_xyz: XYZ) -> list[XYZ]:
-        """The shards that a scattered scale's chunk lies in."""
-        first, last = np.searchsorted(self.keys, [chunk_key(chunk_xyz), chunk_key(chunk_xyz) + 1])
-        return list(dict.fromkeys(self.origins[first:last]))
+    @property
+    def is_scattered(self) -> bool:
+        """Whether some chunks lie outside their files' cubes."""
+        return len(self.strays) > 0
 
+    @property
+    def broken_may_hold_any(self) -> bool:
+        """Whether a broken shard may hold chunks of others' cubes, so that none can be said to be absent."""
+        return bool(self.broken) and (self.is_scattered or self.is_shared)
 
-def in_cubes(broken: Sequence[ZarrDvidError]) -> Placement:
-    """The placement of a scale whose readable shards all keep to their cubes."""
-    return Placement(np.empty(0, np.int64), (), tuple(broken), is_scattered=False)
-
-
-def scattered(tables: Iterable[Table], broken: Sequence[ZarrDvidError]) -> Placement:
-    """The placement of a scale some of whose chunks lie outside their files' cubes."""
-    origins: list[XYZ] = []
-    keys: list[Ints] = []
-    for origin, chunks_xyz in tables:
-        origins += [origin] * len(chunks_xyz)
-        keys.append(to_keys(chunks_xyz))
-    all_keys = np.concatenate(keys)
-    order = np.argsort(all_keys, kind="stable")
-    return Placement(all_keys[order], [origins[i] for i in order], tuple(broken), is_scattered=True)
+    def shards_near(self, low_xyz: npt.ArrayLike, high_xyz: npt.ArrayLike) -> list[XYZ]:
+        """Origins of the shards outside of whose cubes some chunk of a box may be."""
+        found = self.strays.origins_voxel[self.strays.meet(low_xyz, high_xyz)] if self.is_scattered else ()
+        return [(x, y, z) for x, y, z in map(tuple, np.asarray(found, np.int64).reshape(-1, 3).tolist())]
 
 
 def common_cube(origins_voxel: Iterable[XYZ]) -> int:
@@ -73,7 +118,7 @@ def common_cube(origins_voxel: Iterable[XYZ]) -> int:
     Names are multiples of one side D for each scale. A multiple of D serves as well to find a chunk's file: the files
     that are there all start at its borders.
     """
-    return math.gcd(*(side for origin in origins_voxel for side in origin))
+    return math.gcd(*set(itertools.chain.from_iterable(origins_voxel)))
 
 
 def are_in_cubes(tables: Iterable[Table], side_voxels: int) -> bool:

@@ -54,6 +54,11 @@ class Reader(Protocol):
         """How many bytes are worth fetching in one read rather than asking twice."""
         ...
 
+    @property
+    def concurrency(self) -> int:
+        """How many calls of `read_ranges` are worth making at the same time."""
+        ...
+
     def list(self, path: str) -> Sequence[FileInfo]:
         """Entries of a directory, in no order. Raises MissingFileError where there is none."""
         ...
@@ -96,6 +101,7 @@ class LocalReader:
     """
 
     window_bytes = 1024
+    concurrency = 1
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root).absolute()
@@ -157,6 +163,7 @@ class FsspecReader:
     """A directory of any fsspec filesystem."""
 
     window_bytes = 1 << 20
+    concurrency = 16
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str) -> None:
         self._filesystem = filesystem

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _TWICE = (
     "The shard was exported twice, written by several writers at once, or its index is cut;"
-    " export it again into an empty directory"
+    " export it again into an empty directory, or run `zarr-dvid index`, which finds all records of such a file if they"
+    " are whole"
 )
 
 
@@ -63,6 +64,8 @@ def places_by_offset(rows: IndexRows, framing: Framing) -> Places:
             expected="more than 0 bytes",
             found=int(places.size_bytes.min()),
         )
+    if _follow_one_another(places, framing.records_at):
+        return places
     gap = find_gap(places.offset_bytes, places.size_bytes, start=framing.records_at)
     if gap is not None:
         raise ShardIndexError(
@@ -76,6 +79,12 @@ def places_by_offset(rows: IndexRows, framing: Framing) -> Places:
     if len(np.unique(np.stack([places.offset_bytes, places.row]), axis=1).T) != len(rows):
         raise ShardIndexError("the index names a record twice", path=rows.path, expected="each once", found="a repeat")
     return places
+
+
+def _follow_one_another(places: Places, start: int) -> bool:
+    """Whether each place is a message that starts where the one before ends, as DVID writes its indexes."""
+    starts, ends = places.offset_bytes, places.offset_bytes + places.size_bytes
+    return not len(starts) or (starts[0] == start and bool((starts[1:] == ends[:-1]).all()) and not places.row.any())
 
 
 def wrong_end(rows: IndexRows, end: int, framing: Framing) -> ShardIndexError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -200,8 +200,14 @@ def read_layout(message: BytesLike) -> tuple[RecordLayout, int]:
         RecordError: The message is broken, or is not the schema of a DVID export.
     """
     metadata, _ = split_message(message)
+    return _layout_of_schema(bytes(metadata)), PREFIX_BYTES + metadata.nbytes
+
+
+@lru_cache(maxsize=16)
+def _layout_of_schema(metadata: bytes) -> RecordLayout:
+    """One layout for each schema: shards of one schema can then be decoded together."""
     try:
-        return _layout(core.parse_schema(metadata)), PREFIX_BYTES + metadata.nbytes
+        return _layout(core.parse_schema(metadata))
     except core.Fault as fault:
         raise record_error(fault) from None
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
+import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zarr_dvid.cache import ByteBoundedCache
-from zarr_dvid.errors import ExportError, ExportWarning, MissingFileError, ShardIndexError, ZarrDvidError
+from zarr_dvid.cubes import by_cube, corner, first_chunk, located_at
+from zarr_dvid.errors import ExportError, ExportWarning, MissingFileError
 from zarr_dvid.lazy import lazy
-from zarr_dvid.placement import Placement, are_in_cubes, common_cube, in_cubes, scattered, tell_units
-from zarr_dvid.reader import FileInfo, Reader
-from zarr_dvid.shard import Shard, ShardFiles, UndecidedUnitsError, load_shard, raw_coordinates
-from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Units, chunk_key
+from zarr_dvid.placement import Boxes, Placement, are_in_cubes, boxes_of, common_cube, join_boxes
+from zarr_dvid.reader import Reader
+from zarr_dvid.scale_index import ScaleIndex
+from zarr_dvid.shard import IndexedShard, Shard, UndecidedUnitsError, load_shard
+from zarr_dvid.shard_files import ShardFiles, odd_name
+from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Found, Units
+from zarr_dvid.survey import Known, check_cubes, find_units
 from zarr_dvid.volume import XYZ, Sharding, grid_of
 
 if TYPE_CHECKING:
@@ -24,41 +28,25 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-_SHARD_NAME = re.compile(r"(0|[1-9][0-9]{0,9})_(0|[1-9][0-9]{0,9})_(0|[1-9][0-9]{0,9})")
-_INDEX_ENDINGS = ("-offsets.csv", ".csv", ".json")
+shard_cache: ByteBoundedCache[IndexedShard] = ByteBoundedCache(96 << 20)
+"""Loaded shards of all exports of this process: of full ones some 350."""
 
-# Up to so many bytes of index files, all of a scale's are read before a chunk is said to be absent; above, a sample.
-_CHECK_ALL_BYTES = 32 << 20
-_SAMPLE_SHARDS = 16
-
-shard_cache: ByteBoundedCache[Shard] = ByteBoundedCache(256 << 20)
-"""Loaded shards of all exports of this process."""
+_placement_cache: ByteBoundedCache[Placement] = ByteBoundedCache(16 << 20)
 
 
-def group_files(directory: str, files: Sequence[FileInfo]) -> tuple[dict[XYZ, ShardFiles], list[str]]:
-    """Sorts a scale directory's files into shards, by the voxel origin (x, y, z) in their names; and names the rest."""
-    arrows: dict[XYZ, FileInfo] = {}
-    indexes: dict[XYZ, list[FileInfo]] = {}
-    others = []
-    for file in files:
-        ending = next((end for end in (".arrow", *_INDEX_ENDINGS) if file.name.endswith(end)), "")
-        match = _SHARD_NAME.fullmatch(file.name.removesuffix(ending)) if ending and not file.is_dir else None
-        if match is None:
-            others.append(file.name)
-            continue
-        origin = (int(match[1]), int(match[2]), int(match[3]))
-        if ending == ".arrow":
-            arrows[origin] = file
-        else:
-            indexes.setdefault(origin, []).append(file)
-    shards = {}
-    for origin in sorted(arrows.keys() | indexes.keys()):
-        found = tuple(sorted(indexes.get(origin, ()), key=lambda file: file.name))
-        shards[origin] = ShardFiles(directory, origin, arrows.get(origin), found)
-    return shards, sorted(others)
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """Where the records of some chunks are, all in one shard.
 
+    Attributes:
+        shard: The shard.
+        which: Positions among the chunks that were asked for, int64, ascending, shape (n,).
+        found: The one record of each.
+    """
 
-_placement_cache: ByteBoundedCache[Placement] = ByteBoundedCache(256 << 20)
+    shard: Shard
+    which: Ints
+    found: Found
 
 
 class Scale:
@@ -71,6 +59,7 @@ class Scale:
         size_xyz: Voxels of its volume, or None where no document tells.
         sharding: From the volume description, or None.
         n_logged_shards: Files that export.log says were written, or None.
+        index: What an index of the export tells of the scale, or None.
     """
 
     def __init__(
@@ -82,22 +71,17 @@ class Scale:
         size_xyz: XYZ | None,
         sharding: Sharding | None,
         n_logged_shards: int | None,
+        index: ScaleIndex | None = None,
     ) -> None:
         self.level = level
         self.shards = shards
+        self.index = index
         self._reader = reader
         self._documented_size = size_xyz
         self._sharding = sharding
-        self._cube_voxels = common_cube(shards)
-        if self._cube_voxels % CHUNK_VOXELS:
-            origin = next(o for o in shards if any(side % CHUNK_VOXELS for side in o))
-            raise ExportError(
-                "a shard's name is no place of a chunk",
-                path=f"{shards[origin].directory}/{shards[origin].names[0]}",
-                expected="multiples of 64 voxels",
-                found=origin,
-                advice="Take the file out of the export",
-            )
+        self.cube_voxels = common_cube(shards)
+        if self.cube_voxels % CHUNK_VOXELS:
+            raise odd_name(shards)
         self._n_logged_shards = n_logged_shards
         self._placement: Placement | None = None
         self._saw_strays = False
@@ -118,10 +102,14 @@ class Scale:
                 advice="Give a neuroglancer volume description as info=, or remove the empty directory",
             )
         ends = np.ones(3, np.int64)
+        if self.index is not None and len(self.index.boxes):
+            ends = self.index.boxes.high.max(axis=0) + 1
         # The last chunk along an axis lies in one of the shards that are last along it, unless shards are no cubes.
-        last = [max(origin[axis] for origin in self.shards) for axis in range(3)] if self.shards else []
+        last = [max(origin[axis] for origin in self.shards) for axis in range(3)]
         is_scattered = self._checked_placement().is_scattered
         for origin in self.shards:
+            if self.index is not None and origin in self.index and origin not in self.index.broken:
+                continue
             if is_scattered or any(origin[axis] == last[axis] for axis in range(3)):
                 chunks = self.load(origin).index.chunks_xyz()
                 if len(chunks):
@@ -134,8 +122,8 @@ class Scale:
         """Chunks along each axis."""
         return grid_of(self.size_xyz)
 
-    def load(self, origin: XYZ) -> Shard:
-        """A shard, from the process's cache or its files.
+    def load(self, origin: XYZ) -> IndexedShard:
+        """A shard, from the process's cache, the export's index, or its files.
 
         Raises:
             ShardError: Its file can't be read.
@@ -144,49 +132,37 @@ class Scale:
         try:
             shard = self._load(origin, None)
         except UndecidedUnitsError:
-            shard = self._load(origin, self._units)
+            shard = self._load(origin, self.units)
         if origin not in self._looked_at:  # once for each shard, not for each of its chunks
-            self._saw_strays |= not are_in_cubes([(origin, self._within_volume(shard))], self._cube_voxels)
-            self._warn_past_the_end(shard)
+            if self.index is None or origin not in self.index:
+                self._saw_strays |= not are_in_cubes([(origin, self._within_volume(shard))], self.cube_voxels)
+            self._warn_past_the_end(origin, shard)
             self._looked_at.add(origin)
         return shard
 
-    def _within_volume(self, shard: Shard) -> Ints:
+    def _within_volume(self, shard: IndexedShard) -> Ints:
         """A shard's chunks that the volume has. DVID puts those past its end into other cubes' files; none is read."""
         chunks = shard.index.chunks_xyz()
         if self._documented_size is None:
             return chunks
         return chunks[(chunks < np.array(grid_of(self._documented_size))).all(axis=1)]
 
-    def _load(self, origin: XYZ, units: Units | None) -> Shard:
-        files = self.shards[origin]
-        key = (self._reader.key, files.path, files.version, units, self._cube_voxels)
-        return shard_cache.get(key, lambda: load_shard(self._reader, files, units=units, side_voxels=self._cube_voxels))
+    def _load(self, origin: XYZ, units: Units | None) -> IndexedShard:
+        files, index = self.shards[origin], self.index
+        if index is not None and origin in index:
+            return shard_cache.get((self._reader.key, files.path, files.version, index.key), lambda: index.load(files))
+        key = (self._reader.key, files.path, files.version, units, self.cube_voxels)
+        return shard_cache.get(
+            key, lambda: load_shard(self._reader, files, units=units, side_voxels=self.cube_voxels).trimmed()
+        )
 
     @lazy
-    def _units(self) -> Units:
-        """What coordinates count, where a shard alone does not tell: a scale counts the same in all its shards."""
-        files = list(self.shards.values())
-        if sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES:
-            files = _sample(files)
-        tables = []
-        for file in files:
-            with contextlib.suppress(ZarrDvidError):  # a broken shard proves nothing
-                tables.append((file.origin_voxel, raw_coordinates(self._reader, file)))
+    def units(self) -> Units:
+        """What coordinates count in shards that do not tell by themselves."""
         grid = None if self._documented_size is None else grid_of(self._documented_size)
-        units = tell_units(tables, side_voxels=self._cube_voxels, grid_xyz=grid)
-        if units is None:
-            some = next(xyz[xyz.any(axis=1)][0] for _, xyz in tables if xyz.any())
-            raise ShardIndexError(
-                "whether coordinates count chunks or voxels can't be told",
-                path=f"s{self.level}",
-                expected="one of them to fit the files' names and the volume",
-                found=f"{tuple(some.tolist())}, which fits as both or as neither",
-                advice="Give the volume's size with info=, which tells them apart",
-            )
-        return units
+        return find_units(self.level, self.shards, self._reader, cube_voxels=self.cube_voxels, grid_xyz=grid)
 
-    def find(self, chunk_xyz: XYZ) -> list[Shard]:
+    def find(self, chunk_xyz: XYZ) -> list[IndexedShard]:
         """The shards that hold records of a chunk; none if the export does not have it.
 
         Raises:
@@ -195,71 +171,167 @@ class Scale:
         """
         if not all(0 <= c < MAX_CHUNKS_A_SIDE for c in chunk_xyz):
             return []
-        own = self._own_shard(chunk_xyz)
+        origin = corner(chunk_xyz, self.cube_voxels)
+        found = self._holding(chunk_xyz, [origin] if origin in self.shards else [])
         # Elsewhere a chunk is looked for only if it is not there, or if shards were seen to hold others' chunks.
-        if own and not self._saw_strays and not (self._placement and self._placement.is_scattered):
-            return own
+        if found and not self._looks_everywhere:
+            return found
         placement = self._checked_placement()
-        if not placement.is_scattered:
-            if not own:
-                self._require_all_shards(chunk_xyz)
-            return own
-        origins = placement.shards_of(chunk_xyz)
-        if not origins and placement.broken:
-            raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
-        return [self.load(origin) for origin in origins]
+        found += self._holding(
+            chunk_xyz, [other for other in placement.shards_near(chunk_xyz, chunk_xyz) if other != origin]
+        )
+        if not found:
+            self._require_absence(placement, chunk_xyz)
+        return found
 
-    def _own_shard(self, chunk_xyz: XYZ) -> list[Shard]:
-        """The shard whose cube a chunk lies in, if that lists it."""
-        origin = _corner(chunk_xyz, self._cube_voxels)
-        if origin not in self.shards:
-            return []
-        shard = self.load(origin)
-        return [shard] if shard.index.places(chunk_xyz) else []
+    def _holding(self, chunk_xyz: XYZ, origins: list[XYZ]) -> list[IndexedShard]:
+        return [shard for shard in map(self.load, origins) if shard.index.places(chunk_xyz)]
 
-    def _require_all_shards(self, chunk_xyz: XYZ) -> None:
-        """Before a chunk is called absent: its own shard may not be one that was lost.
+    def locate(self, chunks_xyz: Ints) -> tuple[list[Located], Ints]:
+        """What `find` tells, of many chunks at once.
 
-        Which one that would be only the spec tells for certain: the names that are left may have a larger divisor.
+        Args:
+            chunks_xyz: Chunks, int64, shape (n, 3).
+
+        Returns:
+            Those that one record of one shard claims, shard by shard; and the positions of those that several claim, which
+            have to be read one by one and compared. What is in neither is absent.
+
+        Raises:
+            ShardError: As `find`, with the first of the chunks that it is about.
+            ShardIndexError: Likewise.
         """
-        n_found = sum(files.arrow is not None for files in self.shards.values())
-        if self._n_logged_shards is None or n_found >= self._n_logged_shards:
+        where = np.flatnonzero(((chunks_xyz >= 0) & (chunks_xyz < MAX_CHUNKS_A_SIDE)).all(axis=1))
+        chunks = chunks_xyz[where]
+        n_records = np.zeros(len(chunks), np.int64)
+        cubes = by_cube(chunks, self.cube_voxels)
+        looked_up = []
+        for some in cubes:
+            origin = corner(first_chunk(chunks, some), self.cube_voxels)
+            if origin in self.shards:
+                looked_up.append(self._look_up(origin, chunks, some, n_records))
+        if len(chunks) and (self._looks_everywhere or not n_records.all()):
+            # As in `find`; what is learned from any of the shards holds for all chunks.
+            absent = np.flatnonzero(n_records == 0)
+            with located_at(first_chunk(chunks, absent if len(absent) else np.arange(1))):
+                placement = self._checked_placement()
+            for some in cubes if placement.is_scattered else ():
+                origin = corner(first_chunk(chunks, some), self.cube_voxels)
+                near = placement.shards_near(chunks[some].min(axis=0), chunks[some].max(axis=0))
+                looked_up += [self._look_up(other, chunks, some, n_records) for other in near if other != origin]
+            absent = np.flatnonzero(n_records == 0)
+            for some in by_cube(chunks[absent], self._spec_cube_voxels or 0) if len(absent) else ():
+                self._require_absence_of_all(placement, chunks[absent[some]])
+        located = []
+        for part in looked_up:
+            is_only = (n_records[part.which] == 1) & (part.found.n_records == 1)
+            if is_only.any():
+                located.append(Located(part.shard, where[part.which[is_only]], part.found.at(is_only)))
+        return located, where[n_records > 1]
+
+    def _look_up(self, origin: XYZ, chunks: Ints, some: Ints, n_records: Ints) -> Located:
+        """Looks some of the chunks up in a shard, and counts their records."""
+        with located_at(first_chunk(chunks, some)):
+            shard = self.load(origin)
+        found = shard.index.look_up(chunks[some])
+        n_records[some] += found.n_records
+        return Located(shard.without_index(), some, found)
+
+    @property
+    def _looks_everywhere(self) -> bool:
+        """Whether shards are known to hold others' chunks, as far as this is known without reading anything for it."""
+        if self.index is not None and self.index.is_complete:
+            return not self._known.boxes.are_in_cubes(self.cube_voxels).all()
+        return self._saw_strays or (self._placement is not None and self._placement.is_scattered)
+
+    def _require_absence_of_all(self, placement: Placement, chunks_xyz: Ints) -> None:
+        """`_require_absence` of chunks of one cube of the spec."""
+        doubtful = chunks_xyz[:1]
+        if self.index is not None:
+            doubtful = np.concatenate([doubtful, chunks_xyz[self.index.may_be_gone(chunks_xyz)][:1]])
+        for x, y, z in doubtful.tolist():
+            with located_at((x, y, z)):
+                self._require_absence(placement, (x, y, z))
+
+    def _require_absence(self, placement: Placement, chunk_xyz: XYZ) -> None:
+        """Before a chunk is called absent: it may be in a shard that can't be read, or in one that was lost.
+
+        Which one was lost only the spec tells for certain: the names that are left may have a larger divisor.
+        """
+        if placement.broken_may_hold_any:
+            raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
+        if self.index is not None and self.index.may_be_gone(np.array([chunk_xyz])).any():
+            raise MissingFileError(
+                "a shard that the export had when it was indexed is missing, and may hold this chunk",
+                path=f"s{self.level}",
+                advice="Restore it; or, if it was taken away on purpose, run `zarr-dvid index` again",
+            )
+        if placement.is_scattered or self._n_logged_shards is None or self._n_found >= self._n_logged_shards:
             return
-        if self._spec_cube_voxels is None or _corner(chunk_xyz, self._spec_cube_voxels) not in self.shards:
+        if self._spec_cube_voxels is None or corner(chunk_xyz, self._spec_cube_voxels) not in self.shards:
             raise MissingFileError(
                 "shards are missing, and one of them may hold this chunk",
                 path=f"s{self.level}",
                 expected=f"{self._n_logged_shards} shards, as export.log says",
-                found=n_found,
+                found=self._n_found,
                 advice="Restore them; or, if this is meant to be a part of the export, remove export.log",
             )
 
-    def occupied(self) -> Iterator[Ints]:
-        """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard.
+    @lazy
+    def _n_found(self) -> int:
+        """Shards that are there, each as often as the index tells that a writer wrote to it: export.log counts writers."""
+        n_extra = self.index.n_further_streams if self.index is not None else 0
+        return n_extra + sum(files.arrow is not None for files in self.shards.values())
+
+    def occupied(self, low_xyz: XYZ = (0, 0, 0), high_xyz: XYZ | None = None) -> Iterator[Ints]:
+        """The chunks (x, y, z) that exist, from the index alone: int64 of shape (n, 3), shard by shard, each once.
 
         Chunks past the end of the volume are left out.
 
-        Raises:
-            ShardIndexError: The index of a shard can't be trusted.
-        """
-        strays: set[int] = set()
-        for origin in self.shards:
-            chunks = self.load(origin).index.chunks_xyz()
-            chunks = chunks[(chunks < np.array(self.grid_xyz)).all(axis=1)]
-            if not are_in_cubes([(origin, chunks)], self._cube_voxels):
-                is_first = [self._is_first(tuple(chunk), origin, strays) for chunk in chunks.tolist()]
-                chunks = chunks[np.array(is_first, bool)]
-            yield chunks
+        Args:
+            low_xyz: First chunk along each axis.
+            high_xyz: Last one; by default the volume's. Only shards that may have one in between are loaded.
 
-    def _is_first(self, chunk_xyz: XYZ, origin: XYZ, strays: set[int]) -> bool:
-        """Whether a chunk of a scattered scale is met for the first time, and not listed in its own cube's shard too."""
-        if _corner(chunk_xyz, self._cube_voxels) == origin:
-            return True
-        key = chunk_key(chunk_xyz)
-        if key in strays or self._own_shard(chunk_xyz):
-            return False
-        strays.add(key)
-        return True
+        Raises:
+            ShardIndexError: The index of such a shard can't be trusted.
+        """
+        if not self.shards:
+            return
+        last = np.array(self.grid_xyz) - 1
+        low, high = np.array(low_xyz), last if high_xyz is None else np.minimum(last, high_xyz)
+        is_whole = not low.any() and (high == last).all()
+        for origin in self.shards if is_whole else self._shards_near(low, high):
+            chunks = self.load(origin).index.chunks_xyz()
+            chunks = chunks[((chunks >= low) & (chunks <= high)).all(axis=1)]
+            yield chunks if are_in_cubes([(origin, chunks)], self.cube_voxels) else self._met_first(chunks, origin)
+
+    def _shards_near(self, low: Ints, high: Ints) -> Iterator[XYZ]:
+        """The shards that may hold a chunk of a box."""
+        if (low > high).any():
+            return
+        placement = self._checked_placement()
+        if placement.broken_may_hold_any:
+            raise placement.broken[0].located()
+        strays = set(placement.shards_near(low, high))
+        side = self.cube_voxels // CHUNK_VOXELS
+        for origin in self.shards:
+            first = np.array(origin) // CHUNK_VOXELS
+            if origin in strays or ((first <= high).all() and (not side or (first + side > low).all())):
+                yield origin
+
+    def _met_first(self, chunks: Ints, origin: XYZ) -> Ints:
+        """A shard's chunks without those that their own cube's shard lists, or one with strays that comes before it."""
+        placement = self._checked_placement()
+        keep = np.ones(len(chunks), bool)
+        for some in by_cube(chunks, self.cube_voxels):
+            own = corner(first_chunk(chunks, some), self.cube_voxels)
+            if own == origin:
+                continue
+            near = placement.shards_near(chunks[some].min(axis=0), chunks[some].max(axis=0))
+            others = [other for other in near if other < origin and other != own] + [own] * (own in self.shards)
+            for other in others:
+                keep[some] &= self.load(other).index.look_up(chunks[some]).n_records == 0
+        return chunks[keep]
 
     @property
     def _spec_cube_voxels(self) -> int | None:
@@ -275,52 +347,48 @@ class Scale:
         first, never released exporter. There a file's name does not tell what it lacks.
         """
         if self._placement is None:
-            versions = tuple(files.version for files in self.shards.values())
-            key = (self._reader.key, self.level, versions, self._documented_size, self._sharding)
+            index_key = self.index.key if self.index is not None else None
+            key = (self._reader.key, self.level, self._version, index_key, self._documented_size, self._sharding)
             self._placement = _placement_cache.get(key, self._check_cubes)
         return self._placement
 
-    def _check_cubes(self) -> Placement:
-        """Looks at all shards; or, where they are too many, at a sample: then the spec has to say that they are cubes."""
-        by_spec = self._spec_cube_voxels
-        files = list(self.shards.values())
-        is_sample = sum(file.index_bytes for file in files) > _CHECK_ALL_BYTES
-        if is_sample:
-            files = _sample(files)
-        tables, broken = [], []
-        for file in files:
-            try:
-                tables.append((file.origin_voxel, self._within_volume(self.load(file.origin_voxel))))
-            except ZarrDvidError as error:
-                # It is kept for long: without the frames, and all that they hold, of whoever came to read first.
-                broken.append(error.located().with_traceback(None))
-        if by_spec is not None and are_in_cubes(tables, by_spec):
-            return in_cubes(broken)
-        if are_in_cubes(tables, self._cube_voxels):
-            if is_sample or broken:
-                self._warn_of_doubt(len(tables))
-            return in_cubes(broken)
-        if is_sample and len(files) < len(self.shards):
-            raise ShardIndexError(
-                "shards hold chunks outside the cubes that they are named for, and are too many to index them all",
-                path=f"s{self.level}",
-                expected=f"chunks within {by_spec or self._cube_voxels} voxels of a file's name",
-                found=f"others, in a sample of {len(files)} shards",
-                advice="Export it again with a spec whose shards are cubes",
-            )
-        return scattered(tables, broken)
+    @lazy
+    def _version(self) -> bytes:
+        """Changes when any shard does."""
+        digest = hashlib.blake2b(digest_size=16)
+        for files in self.shards.values():
+            digest.update(files.fingerprint.to_bytes(8, "little"))
+        return digest.digest()
 
-    def _warn_of_doubt(self, n_seen: int) -> None:
-        warnings.warn(
-            f"s{self.level}: a chunk that its own shard does not list, or that has no shard, is taken to be absent: that"
-            f" chunks lie in the shards that they belong to was seen in {n_seen} of {len(self.shards)} shards; give the"
-            " export's spec as info= to be sure of the others",
-            ExportWarning,
-            stacklevel=2,
+    def _check_cubes(self) -> Placement:
+        return check_cubes(
+            self.level,
+            self.shards,
+            lambda origin: self._within_volume(self.load(origin)),
+            self._known,
+            cube_voxels=self.cube_voxels,
+            spec_cube_voxels=self._spec_cube_voxels,
         )
 
-    def _warn_past_the_end(self, shard: Shard) -> None:
+    @lazy
+    def _known(self) -> Known:
+        """What the index tells, without the chunks past the end of the volume."""
+        index = self.index
+        if index is None:
+            return Known()
+        boxes = index.boxes
+        if self._documented_size is not None:
+            grid = np.array(grid_of(self._documented_size))
+            is_doubtful = ~boxes.are_in_cubes(self.cube_voxels) & (boxes.high >= grid).any(axis=1)
+            origins = [(x, y, z) for x, y, z in boxes.origins_voxel[is_doubtful].tolist()]
+            exact: Boxes = boxes_of((origin, self._within_volume(self.load(origin))) for origin in origins)
+            boxes = join_boxes(boxes.at(~is_doubtful), exact)
+        return Known(origins=index.origins, boxes=boxes, broken=tuple(index.broken.values()), is_shared=index.is_shared)
+
+    def _warn_past_the_end(self, origin: XYZ, shard: IndexedShard) -> None:
         if self._warned_past_the_end or self._documented_size is None:
+            return
+        if self.index is not None and origin in self.index and not self.index.reaches(origin, self.grid_xyz):
             return
         chunks = shard.index.chunks_xyz()
         outside = chunks[(chunks >= np.array(self.grid_xyz)).any(axis=1)]
@@ -332,13 +400,3 @@ class Scale:
                 ExportWarning,
                 stacklevel=2,
             )
-
-
-def _corner(chunk_xyz: XYZ, side_voxels: int) -> XYZ:
-    """The first voxel of the cube that a chunk lies in, of those that start at voxel 0; side 0 is one cube for all."""
-    x, y, z = ((CHUNK_VOXELS * c) // side_voxels * side_voxels if side_voxels else 0 for c in chunk_xyz)
-    return x, y, z
-
-
-def _sample(files: list[ShardFiles]) -> list[ShardFiles]:
-    return files[:: -(-len(files) // _SAMPLE_SHARDS)] if files else files

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError
+from zarr_dvid.compact_index import build_index
+from zarr_dvid.errors import ExportWarning, RecordError, ShardError, ShardIndexError, ZarrDvidError
 from zarr_dvid.placement import are_in_cubes, proves_chunks
-from zarr_dvid.reader import FileInfo, Reader
+from zarr_dvid.reader import Reader
 from zarr_dvid.reconcile import (
     Places,
     check_against_records,
@@ -20,9 +21,19 @@ from zarr_dvid.reconcile import (
     wrong_end,
 )
 from zarr_dvid.record import Record, parse_batch
-from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, build_index
+from zarr_dvid.shard_files import ShardFiles
+from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
-from zarr_dvid.walk import Framing, Walk, is_end_mark, n_rows_of_first, n_whole_records, read_framing, walk_records
+from zarr_dvid.walk import (
+    Framing,
+    Walk,
+    is_end_mark,
+    n_rows_of_first,
+    n_whole_records,
+    read_framing,
+    walk_records,
+    walk_streams,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,61 +44,21 @@ _INDEX_BYTES_A_RECORD = 160  # seven numbers of 20 digits, or a JSON key and a n
 _SMALLEST_RECORD_BYTES = 32  # of one in a batch of many
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFiles:
-    """The files of one shard, as a listing of its scale's directory shows them.
-
-    Attributes:
-        directory: Of the scale, relative to the export's root.
-        origin_voxel: First voxel (x, y, z) of the shard's cube, which is its name.
-        arrow: The shard itself, or None where only an index is there.
-        indexes: Its index files: `.csv`, `-offsets.csv`, `.json`, whichever exist.
-    """
-
-    directory: str
-    origin_voxel: tuple[int, int, int]
-    arrow: FileInfo | None
-    indexes: tuple[FileInfo, ...]
-
-    @property
-    def path(self) -> str:
-        """Of the shard, relative to the export's root."""
-        return f"{self.directory}/{'_'.join(map(str, self.origin_voxel))}.arrow"
-
-    @property
-    def version(self) -> tuple[tuple[str, int, str], ...]:
-        """Changes when any of the files does, as far as the storage tells."""
-        files = [self.arrow] if self.arrow else []
-        return tuple((file.name, file.size_bytes, file.version) for file in (*files, *self.indexes))
-
-    @property
-    def names(self) -> list[str]:
-        """Of the files that are there."""
-        return [name for name, _, _ in self.version]
-
-    @property
-    def index_bytes(self) -> int:
-        """Length of the index files together."""
-        return sum(file.size_bytes for file in self.indexes)
-
-
 class UndecidedUnitsError(Exception):
     """All coordinates of a shard are multiples of 64: others have to tell whether they count chunks or voxels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A shard that is ready to be read.
+    """What has to be known of a shard to read a record from a place in it.
 
     Attributes:
         framing: How its file is laid out.
-        index: Which record holds which chunk.
         units: What its records' coordinates count.
         dialect: Of its index and its blocks, in words.
     """
 
     framing: Framing
-    index: ShardIndex
     units: Units
     dialect: str
 
@@ -95,11 +66,6 @@ class Shard:
     def path(self) -> str:
         """Of the file, relative to the export's root."""
         return self.framing.path
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.index.nbytes + 4096
 
     def parse(self, message: bytes, place: Place, chunk_xyz: tuple[int, int, int]) -> Record:
         """Parses a message that was read from `place`, and checks that its row is the chunk that was asked for.
@@ -133,7 +99,31 @@ class Shard:
         return record
 
 
-def load_shard(reader: Reader, files: ShardFiles, *, units: Units | None, side_voxels: int) -> Shard:
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedShard(Shard):
+    """A shard that is ready to be read.
+
+    Attributes:
+        index: Which record holds which chunk.
+    """
+
+    index: ShardIndex
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.index.nbytes + 2048
+
+    def trimmed(self) -> IndexedShard:
+        """The same without the file's bytes that its framing holds."""
+        return IndexedShard(self.framing.trimmed(), self.units, self.dialect, self.index)
+
+    def without_index(self) -> Shard:
+        """The same without its largest part, for those who have their places already."""
+        return Shard(self.framing, self.units, self.dialect)
+
+
+def load_shard(reader: Reader, files: ShardFiles, *, units: Units | None, side_voxels: int) -> IndexedShard:
     """Reads a shard's framing and index, and checks all that can be checked without reading its records.
 
     Args:
@@ -175,12 +165,10 @@ def load_shard(reader: Reader, files: ShardFiles, *, units: Units | None, side_v
     ):
         walk = walk_records(reader, framing)
         check_against_records(sources[0], records_by_place(places, walk, sources[0].path), walk)
-    if not sources:
-        _warn(f"{files.path}: the shard has no index; it was indexed from its {len(xyz)} records")
-    if not len(xyz):
-        _warn(f"{files.path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
+    for note in notes_on(files.path, len(xyz), has_index=bool(sources)):
+        warnings.warn(note, ExportWarning, stacklevel=3)
     index = build_index(chunks_xyz, places.offset_bytes, places.size_bytes, places.row)
-    return Shard(framing, index, units, _dialect(framing, sources, walk))
+    return IndexedShard(framing, units, _dialect(framing, sources, walk), index)
 
 
 def raw_coordinates(reader: Reader, files: ShardFiles) -> Ints:
@@ -231,8 +219,55 @@ def _walk(reader: Reader, framing: Framing, sources: list[IndexRows]) -> Walk:
     return walk
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, ExportWarning, stacklevel=3)
+def load_streams(
+    reader: Reader, files: ShardFiles, error: ZarrDvidError, *, units: Units | None
+) -> tuple[IndexedShard | ZarrDvidError, int]:
+    """Indexes a shard that `load_shard` refused, where it only holds several streams; its index files are no help then.
+
+    Args:
+        reader: Of the export's files.
+        files: The shard's.
+        error: Why it was refused.
+        units: What its coordinates count, or None to tell from them.
+
+    Returns:
+        The shard, or why it can't be indexed; and how many streams it has, as far as that is known.
+
+    Raises:
+        UndecidedUnitsError: The coordinates do not tell what they count.
+    """
+    try:
+        framing = _framing(reader, files)
+        streams = walk_streams(reader, framing)
+        if streams.n_streams == 1:
+            return error, 1
+        if streams.error is not None:
+            return streams.error, streams.n_streams
+        walk = streams.walk
+        if units is None:
+            if not proves_chunks(walk.xyz):
+                raise UndecidedUnitsError
+            units = "chunks"
+        chunks_xyz = to_chunks(walk.xyz, units, files.path)
+    except ShardError:
+        return error, 1
+    except ShardIndexError as impossible:
+        return impossible, streams.n_streams
+    index = build_index(chunks_xyz, walk.offset_bytes, walk.size_bytes, walk.row)
+    dialect = f"{_dialect(framing, [], walk)}, several streams"
+    return IndexedShard(framing, units, dialect, index), streams.n_streams
+
+
+def notes_on(path: str, n_records: int, *, has_index: bool, n_streams: int = 1) -> list[str]:
+    """What should be known of a shard that can be read."""
+    notes = []
+    if n_streams > 1:
+        notes.append(f"{path}: the shard holds {n_streams} streams; it was indexed from all their {n_records} records")
+    elif not has_index:
+        notes.append(f"{path}: the shard has no index; it was indexed from its {n_records} records")
+    if not n_records:
+        notes.append(f"{path}: the shard is whole but holds no record, as a cancelled export leaves it; it reads as 0")
+    return notes
 
 
 def read_index_rows(reader: Reader, files: ShardFiles, *, footer: tuple[int, int] | None) -> list[IndexRows]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -35,8 +35,68 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardIndex:
-    """Places of a shard's records, sorted by chunk. A chunk may have several; then they have to be compared.
+class Found:
+    """Where the records of several chunks are: arrays of shape (n,), one element for each chunk.
+
+    Attributes:
+        n_records: How many records claim the chunk, int64; 0 if the shard has no such chunk. What the other arrays have
+            there is undefined.
+        offset_bytes: Start of the first one's message in the shard, int64.
+        size_bytes: Length of that message, int64.
+        row: Row in the message, int32.
+        n_rows: Rows that the message has according to the index, int32.
+    """
+
+    n_records: Ints
+    offset_bytes: Ints
+    size_bytes: Ints
+    row: npt.NDArray[np.int32]
+    n_rows: npt.NDArray[np.int32]
+
+    def at(self, which: npt.NDArray[np.bool_] | Ints) -> Found:
+        """The same of some of the chunks, given by a mask or by positions."""
+        return Found(
+            self.n_records[which], self.offset_bytes[which], self.size_bytes[which], self.row[which], self.n_rows[which]
+        )
+
+
+class ShardIndex(Protocol):
+    """Places of a shard's records, by chunk. A chunk may have several; then they have to be compared."""
+
+    def __len__(self) -> int:
+        """Records."""
+        ...
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks that have a record."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the tables take."""
+        ...
+
+    def places(self, chunk_xyz: tuple[int, int, int]) -> list[Place]:
+        """Places of the records that claim a chunk; none if the shard has no such chunk."""
+        ...
+
+    def look_up(self, chunks_xyz: Ints) -> Found:
+        """Places of the first records of many chunks, shape (n, 3), whose coordinates are in [0, 2**21)."""
+        ...
+
+    def chunks_xyz(self) -> Ints:
+        """All chunks, in the order of their keys, each once: int64, shape (n, 3)."""
+        ...
+
+    def table(self) -> WideIndex:
+        """The same as plain columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WideIndex:
+    """An index of any records, 32 bytes each, sorted by chunk.
 
     Attributes:
         keys: Chunk keys, int64, ascending, shape (n,).
@@ -56,12 +116,17 @@ class ShardIndex:
         return len(self.keys)
 
     @property
+    def n_chunks(self) -> int:
+        """See `ShardIndex`."""
+        return len(np.unique(self.keys))
+
+    @property
     def nbytes(self) -> int:
-        """Memory that the tables take."""
+        """See `ShardIndex`."""
         return sum(table.nbytes for table in (self.keys, self.offset_bytes, self.size_bytes, self.row, self.n_rows))
 
     def places(self, chunk_xyz: tuple[int, int, int]) -> list[Place]:
-        """Places of the records that claim a chunk; none if the shard has no such chunk."""
+        """See `ShardIndex`."""
         key = chunk_key(chunk_xyz)
         first = int(np.searchsorted(self.keys, key))
         found = []
@@ -71,9 +136,28 @@ class ShardIndex:
             first += 1
         return found
 
+    def look_up(self, chunks_xyz: Ints) -> Found:
+        """See `ShardIndex`."""
+        if not len(self):
+            return no_records(len(chunks_xyz))
+        keys = to_keys(chunks_xyz)
+        first, end = np.searchsorted(self.keys, keys), np.searchsorted(self.keys, keys, "right")
+        at = np.minimum(first, len(self) - 1)
+        return Found(end - first, self.offset_bytes[at], self.size_bytes[at], self.row[at], self.n_rows[at])
+
     def chunks_xyz(self) -> Ints:
-        """All chunks, in the order of their keys, each once: int64, shape (n, 3)."""
+        """See `ShardIndex`."""
         return from_keys(np.unique(self.keys))
+
+    def table(self) -> WideIndex:
+        """See `ShardIndex`."""
+        return self
+
+
+def no_records(n_chunks: int) -> Found:
+    """Of chunks none of which is there."""
+    zero, small = np.zeros(n_chunks, np.int64), np.zeros(n_chunks, np.int32)
+    return Found(zero, zero, zero, small, small)
 
 
 def chunk_key(chunk_xyz: tuple[int, int, int]) -> int:
@@ -96,12 +180,12 @@ def from_keys(keys: Ints) -> Ints:
     return np.stack([x, y, z], axis=1)
 
 
-def build_index(chunks_xyz: Ints, offset_bytes: Ints, size_bytes: Ints, row: Ints) -> ShardIndex:
+def wide_index(chunks_xyz: Ints, offset_bytes: Ints, size_bytes: Ints, row: Ints) -> WideIndex:
     """Sorts places by chunk. Coordinates must be in [0, 2**21)."""
     _, batch, counts = np.unique(offset_bytes, return_inverse=True, return_counts=True)
     keys = to_keys(chunks_xyz)
     order = np.argsort(keys, kind="stable")
-    return ShardIndex(
+    return WideIndex(
         keys[order],
         offset_bytes[order],
         size_bytes[order],

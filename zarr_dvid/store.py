@@ -6,18 +6,24 @@ import asyncio
 import functools
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
+from zarr_dvid.block import Voxels
+from zarr_dvid.configuration import use_pipeline
 from zarr_dvid.errors import ReadOnlyError
 from zarr_dvid.export import InfoLike
+from zarr_dvid.export_index import IndexLike, index_location, index_opener
 from zarr_dvid.hierarchy import Hierarchy, VoxelSize, export_name, three_sizes
 from zarr_dvid.reader import open_reader, without_credentials
+from zarr_dvid.selection import read_box
+from zarr_dvid.voxels import Values
 
 if TYPE_CHECKING:
+    import numpy as np
     import zarr
     from zarr.core.buffer import Buffer, BufferPrototype
 
@@ -41,6 +47,10 @@ class DvidStore(Store):
             voxel size; without it `info` in the export, `export.log` or the index tell what they can.
         voxel_size: Nanometres at scale 0, one number or (z, y, x); overrides that of `info`.
         storage_options: Options of the URL's filesystem, in fsspec's terms.
+        threads: Threads that decode selections; by default what zarr's configuration says (`dvid.threads`), or all
+            processors. In a dask worker never more than that was given.
+        index: The directory of the export's compact index (`zarr_dvid.index_export`): its path or URL. By default one is
+            looked for beside the export and in the user's cache; False does without.
 
     Raises:
         ExportError: Once something is read: there is no export, or its parts contradict each other.
@@ -57,12 +67,17 @@ class DvidStore(Store):
         info: InfoLike | None = None,
         voxel_size: VoxelSize | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        index: IndexLike | None = None,
     ) -> None:
         super().__init__(read_only=True)
+        use_pipeline()
         self._options: dict[str, Any] = {
             "info": dict(info) if isinstance(info, Mapping) else os.fspath(info) if info is not None else None,
             "voxel_size": None if voxel_size is None else three_sizes(voxel_size),
             "storage_options": dict(storage_options) if storage_options else None,
+            "threads": threads,
+            "index": index_location(index),
         }
         # A worker may run in another directory.
         path = os.fspath(url)
@@ -73,6 +88,8 @@ class DvidStore(Store):
             name=export_name(self.url),
             info=self._options["info"],
             voxel_size=self._options["voxel_size"],
+            threads=threads,
+            index=index_opener(self._options["index"], self.url, self._options["storage_options"]),
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,6 +111,43 @@ class DvidStore(Store):
         if not read_only:
             self._check_writable()
         return type(self)(self.url, **self._options)
+
+    def read(self, scale: int, box: Sequence[slice], *, values: Values = "labels", out: Voxels | None = None) -> Voxels:
+        """Reads a box of voxels: what ``zarr.open(store)[f"s{scale}/{values}"][box]`` gives, with less on the way.
+
+        Args:
+            scale: Scale.
+            box: Slices (z, y, x) in voxels of that scale, with step 1; bounds as in numpy.
+            values: "labels" (agglomerated) or "supervoxels".
+            out: Array to read into: uint64, of the box's shape, contiguous along x.
+
+        Returns:
+            uint64 voxels (z, y, x); `out` itself where it was given.
+
+        Raises:
+            ZarrDvidError: A chunk can't be read. What `out` holds then is undefined.
+            ValueError: `box`, `values` or `out` do not fit.
+        """
+        return read_box(self.hierarchy, scale, box, values=values, out=out)
+
+    def occupied(
+        self, scale: int, box: Sequence[slice] | None = None
+    ) -> Iterator[np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
+        """The blocks that exist, from the index alone; nothing of the blocks is read.
+
+        Args:
+            scale: Scale.
+            box: Slices (z, y, x) in voxels of that scale, with step 1; bounds as in numpy. Blocks that overlap it count;
+                only shards that may hold one are loaded. By default the whole volume.
+
+        Yields:
+            Chunk coordinates (z, y, x) at that scale, shard by shard: int64, shape (n, 3). Each block comes once.
+
+        Raises:
+            ShardError: A shard that may hold such a block can't be read.
+            ShardIndexError: Its index can't be trusted.
+        """
+        yield from self.hierarchy.occupied(scale, box)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """See `zarr.abc.store.Store.get`."""
@@ -196,7 +250,7 @@ def open(  # noqa: A001 - as zarr.open
 
     Args:
         url: The export's directory: a path, or a URL of any fsspec filesystem.
-        **options: As of `DvidStore`: `info`, `voxel_size`, `storage_options`.
+        **options: As of `DvidStore`: `info`, `voxel_size`, `storage_options`, `threads`, `index`.
 
     Returns:
         The root group; `group["s0/labels"]` is the array of scale 0.

@@ -8,7 +8,7 @@ length and ``CHUNKIDX``.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,11 @@ _FILE_HEAD_BYTES = 8  # the magic, padded
 _HEAD_BYTES = 2048  # DVID's schema message and the header of its first record take about 1300
 _TAIL_BYTES = 48
 
+SEVERAL_STREAMS = (
+    "It was exported twice into the same directory, or written by several writers at once; export it again into an empty"
+    " directory, or run `zarr-dvid index`, which finds all records of such a file if they are whole"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Framing:
@@ -50,8 +55,8 @@ class Framing:
         records_at: End of the schema message, where the record batches start.
         records_end: Where they must have ended, end mark included.
         footer: Start and length of the JSON footer, or None.
-        head: The file's first bytes.
-        tail: Its last ones.
+        head: The file's first bytes, as far as they are still held.
+        tail: Its last ones, likewise.
     """
 
     path: str
@@ -62,8 +67,17 @@ class Framing:
     records_at: int
     records_end: int
     footer: tuple[int, int] | None
-    head: bytes
-    tail: bytes
+    head: bytes = b""
+    tail: bytes = b""
+
+    @property
+    def schema(self) -> bytes:
+        """The schema message."""
+        return self.head[self.schema_at : self.records_at]
+
+    def trimmed(self) -> Framing:
+        """The same without the file's bytes."""
+        return replace(self, head=b"", tail=b"")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,13 +197,7 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
     """
     batches, at, error = _whole_batches(reader, framing)
     if error is not None:
-        raise ShardError(
-            f"the shard is torn or overwritten behind {_count(batches)} whole records: {error.problem}",
-            path=framing.path,
-            offset_bytes=at,
-            expected=error.expected,
-            found=error.found,
-        )
+        raise _torn(framing, batches, at, error)
     if at < framing.records_end and not is_end_mark(reader, framing, at):
         raise ShardError(
             "the shard goes on behind its end mark",
@@ -197,8 +205,12 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
             offset_bytes=at,
             expected=f"the end at byte {at + len(END_OF_STREAM)}",
             found=f"{framing.records_end} bytes",
-            advice="It was exported twice into the same directory; export it again into an empty one",
+            advice=SEVERAL_STREAMS,
         )
+    return _walk(batches, has_end_mark=at < framing.records_end)
+
+
+def _walk(batches: list[_Batch], *, has_end_mark: bool) -> Walk:
     counts = [len(batch.xyz) for batch in batches]
     return Walk(
         np.repeat(np.array([batch.offset_bytes for batch in batches], np.int64), counts),
@@ -206,7 +218,65 @@ def walk_records(reader: Reader, framing: Framing) -> Walk:
         np.concatenate([np.arange(n, dtype=np.int64) for n in counts]) if counts else np.empty(0, np.int64),
         np.concatenate([batch.xyz for batch in batches]) if batches else np.empty((0, 3), np.int64),
         len(batches),
-        at < framing.records_end,
+        has_end_mark,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streams:
+    """What a file holds that streams were written into one after another, or at the same time by several writers.
+
+    Attributes:
+        walk: All whole records up to the first that is torn.
+        n_streams: Schemas that were met, which are all the same.
+        error: What is wrong with the file, or None where all messages are whole and every stream was closed.
+    """
+
+    walk: Walk
+    n_streams: int
+    error: ShardError | None
+
+
+def walk_streams(reader: Reader, framing: Framing) -> Streams:
+    """Finds the records of all streams of a file, which a plain reader would take for torn behind the first.
+
+    DVID appends to files that are there already. Shards that share a name are written by several writers at once, each
+    of which writes its messages as wholes. Nothing is lost in such a file, unless messages were torn by one another.
+    """
+    windows = _Windows(reader, framing)
+    batches: list[_Batch] = []
+    schema = framing.schema
+    at, n_schemas, n_ends, is_closed = framing.records_at, 1, 0, False
+    error: RecordError | None = None
+    while at < framing.records_end:
+        try:
+            if framing.records_end - at >= len(schema) and windows.get(at, len(schema)) == schema:
+                n_schemas, at, is_closed = n_schemas + 1, at + len(schema), False
+                continue
+            batch = _read_header(windows, framing, at)
+        except RecordError as torn:
+            error = torn
+            break
+        if batch is None:
+            n_ends, at, is_closed = n_ends + 1, at + len(END_OF_STREAM), True
+        else:
+            batches.append(batch)
+            at, is_closed = at + batch.size_bytes, False
+    if error is None and not (is_closed and n_ends == n_schemas):
+        error = RecordError(
+            "a stream was not closed", expected=f"{n_schemas} end marks, one of them at the end", found=f"{n_ends}"
+        )
+    walk = _walk(batches, has_end_mark=is_closed)
+    return Streams(walk, n_schemas, None if error is None else _torn(framing, batches, at, error))
+
+
+def _torn(framing: Framing, batches: list[_Batch], at: int, error: RecordError) -> ShardError:
+    return ShardError(
+        f"the shard is torn or overwritten behind {_count(batches)} whole records: {error.problem}",
+        path=framing.path,
+        offset_bytes=at,
+        expected=error.expected,
+        found=error.found,
     )
 
 

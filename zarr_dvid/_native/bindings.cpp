@@ -6,10 +6,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
+#include <deque>
 #include <optional>
 #include <tuple>
 
 #include "arrow.hpp"
+#include "batch.hpp"
 #include "decode.hpp"
 #include "encode.hpp"
 
@@ -17,6 +21,31 @@ namespace nb = nanobind;
 using dvid::Bytes;
 
 namespace {
+
+// While one lives, this thread does not hold Python's lock.
+//
+// When Python ends, a daemon thread that wants the lock back is ended by pthread_exit (before Python 3.14), which unwinds
+// the stack; frames of C++ above would take that for an exception and end the process with an abort. Such a thread waits
+// here for the end instead.
+class Unlocked {
+  struct WaitForTheEnd {
+    bool is_ending = true;
+    ~WaitForTheEnd() {
+      while (is_ending) pause();
+    }
+  };
+  PyThreadState* const thread_ = PyEval_SaveThread();
+
+ public:
+  Unlocked() = default;
+  ~Unlocked() noexcept(false) {  // a function that can't throw would not be unwound, but end the process
+    WaitForTheEnd guard;
+    PyEval_RestoreThread(thread_);
+    guard.is_ending = false;
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+};
 
 // A buffer of Python's, held while native code looks at it.
 class Held {
@@ -53,7 +82,7 @@ void decode_block(nb::handle block, nb::handle labels, std::tuple<std::uint32_t,
   require_voxels(view);
   std::optional<Held> stand_in;
   if (!labels.is_none()) stand_in.emplace(labels, PyBUF_SIMPLE);
-  nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   const dvid::Block parsed = dvid::parse_block(held.bytes());
   const std::uint8_t* table = parsed.labels;
   if (stand_in) {
@@ -81,6 +110,61 @@ std::tuple<Grid, std::uint32_t, std::uint64_t, bool> inspect_block(nb::handle bl
   return {Grid{parsed.grid[2], parsed.grid[1], parsed.grid[0]}, parsed.n_labels, parsed.n_indices, parsed.solid()};
 }
 
+// Columns of a table of jobs, one row of int64 for each.
+enum JobColumn { kSource, kOffset, kSize, kX, kY, kZ, kWindowZ, kWindowY, kWindowX, kSizeZ, kSizeY, kSizeX, kTarget, kToZ, kToY, kToX, kJobColumns };
+
+// A number of a job, which must be from 0 to `most`.
+std::uint64_t job_number(const std::int64_t* job, int column, std::int64_t most) {
+  if (job[column] < 0 || job[column] > most) throw nb::value_error("a job must lie inside its source, its chunk and its target");
+  return static_cast<std::uint64_t>(job[column]);
+}
+
+dvid::Job make_job(const std::int64_t* job, const std::deque<Held>& sources, const std::deque<Held>& targets) {
+  dvid::Job made{};
+  if (job[kSource] >= 0) {
+    const Bytes source = sources[job_number(job, kSource, static_cast<std::int64_t>(sources.size()) - 1)].bytes();
+    const std::int64_t size = static_cast<std::int64_t>(source.size);
+    const std::uint64_t offset = job_number(job, kOffset, size);
+    made.record.bytes = {source.data + offset, job_number(job, kSize, size - static_cast<std::int64_t>(offset))};
+    for (int d = 0; d < 3; ++d) made.record.xyz[d] = static_cast<std::int32_t>(job_number(job, kX + d, INT32_MAX));
+  }
+  const Py_buffer& target = targets[job_number(job, kTarget, static_cast<std::int64_t>(targets.size()) - 1)].view();
+  constexpr std::int64_t side = 8 * dvid::kChunkGrid;
+  std::uint32_t from[3], until[3];
+  std::int64_t to[3];
+  for (int d = 0; d < 3; ++d) {
+    from[d] = static_cast<std::uint32_t>(job_number(job, kWindowZ + d, side));
+    until[d] = from[d] + static_cast<std::uint32_t>(job_number(job, kSizeZ + d, side - from[d]));
+    to[d] = static_cast<std::int64_t>(job_number(job, kToZ + d, target.shape[d] - job[kSizeZ + d]));
+  }
+  made.window = {from[0], until[0], from[1], until[1], from[2], until[2]};
+  made.out = {static_cast<std::uint64_t*>(target.buf) + to[0] * stride(target, 0) + to[1] * stride(target, 1) + to[2],
+              stride(target, 0), stride(target, 1)};
+  return made;
+}
+
+// Decodes records of `sources` into windows of `targets`; `jobs` has a row of int64 for each, of the columns above (source
+// -1: fill with 0). Gives a status for each.
+nb::bytes decode_batch(const std::vector<nb::object>& sources, nb::handle jobs, const std::vector<nb::object>& targets,
+                       const dvid::Layout& layout, bool as_labels, unsigned max_threads) {
+  const Held table(jobs, PyBUF_C_CONTIGUOUS);
+  const Py_buffer& rows = table.view();
+  if (rows.ndim != 2 || rows.itemsize != 8 || rows.shape[1] != kJobColumns) throw nb::value_error("jobs must be int64 of shape (n, 16)");
+  if (max_threads == 0) throw nb::value_error("there must be one thread or more");
+  std::deque<Held> from, to;
+  for (const nb::object& source : sources) from.emplace_back(source, PyBUF_SIMPLE);
+  for (const nb::object& target : targets) require_voxels(to.emplace_back(target, PyBUF_STRIDED | PyBUF_WRITABLE).view());
+  std::vector<dvid::Job> made;
+  for (Py_ssize_t i = 0; i < rows.shape[0]; ++i)
+    made.push_back(make_job(static_cast<const std::int64_t*>(rows.buf) + i * kJobColumns, from, to));
+  std::vector<dvid::Status> status;
+  {
+    const Unlocked unlocked;
+    status = dvid::run_jobs(made, layout, as_labels ? dvid::View::labels : dvid::View::supervoxels, max_threads);
+  }
+  return nb::bytes(reinterpret_cast<const char*>(status.data()), status.size());
+}
+
 nb::bytes encode_block(nb::handle volume) {
   const Held held(volume, PyBUF_STRIDED);
   const Py_buffer& view = held.view();
@@ -91,7 +175,7 @@ nb::bytes encode_block(nb::handle volume) {
   const auto grid = [&](int d) { return static_cast<std::uint32_t>(view.shape[d] / 8); };
   std::vector<std::uint8_t> block;
   {
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     block = dvid::encode_block({static_cast<const std::uint64_t*>(view.buf), stride(view, 0), stride(view, 1),
                                 {grid(2), grid(1), grid(0)}});
   }
@@ -165,6 +249,7 @@ dvid::Layout make_layout(std::uint64_t n_nodes, std::uint64_t n_buffers, const s
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // of what daemon threads still use when Python ends
   m.doc() = "The native core of zarr-dvid: DVID blocks and Arrow messages, every bound checked.";
 
   static PyObject* fault = PyErr_NewException("zarr_dvid._core.Fault", PyExc_ValueError, nullptr);
@@ -187,6 +272,9 @@ NB_MODULE(_core, m) {
   nb::class_<dvid::Layout>(m, "Layout")
       .def_ro("n_nodes", &dvid::Layout::n_nodes)
       .def_ro("n_buffers", &dvid::Layout::n_buffers);
+  m.def("decode_batch", &decode_batch, nb::arg("sources"), nb::arg("jobs"), nb::arg("targets"), nb::arg("layout"),
+        nb::arg("as_labels"), nb::arg("max_threads"));
+  dvid::Pool::of_process();  // now, so that every later fork is seen
   m.def("make_layout", &make_layout, nb::arg("n_nodes"), nb::arg("n_buffers"), nb::arg("columns"));
 
   nb::class_<dvid::Message>(m, "Message")
