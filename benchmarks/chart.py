@@ -33,16 +33,16 @@ _COLORS = {
     CloudVolume.name: "#3f9c5f",
 }
 _PANELS = {
-    "Sparse: 512³ voxels, as scale 0 of the male CNS": (
+    "sparse": (
         ("sparse", INTO, "whole volume, into given memory"),
         ("sparse", FRESH, "whole volume, into fresh memory"),
         ("sparse", RANDOM, "one random chunk"),
         ("sparse", CUTOUT, "64³ across 8 chunks"),
         ("sparse", "z plane", "one z plane"),
-        ("wide", "z plane", "image of 4096 by 4096 voxels"),
+        ("wide", "z plane", "image of {1} by {2} voxels"),
         ("sparse", FIRST, "fresh process to the first chunk"),
     ),
-    "Dense: 256³ voxels, as scale 3 of the male CNS": (
+    "dense": (
         ("dense", INTO, "whole volume, into given memory"),
         ("dense", FRESH, "whole volume, into fresh memory"),
         ("dense", RANDOM, "one random chunk"),
@@ -60,7 +60,9 @@ _FAINT = "#8b95a1"
 
 def absent() -> str:
     """Why no chart can be drawn here; empty if it can."""
-    return "" if importlib.util.find_spec("matplotlib") else "matplotlib is not installed"
+    if not importlib.util.find_spec("matplotlib"):
+        return "matplotlib is not installed"
+    return TensorStorePrecomputed.absent()
 
 
 def draw(all_measured: Sequence[Measured], machine: str, path: Path) -> None:
@@ -80,12 +82,13 @@ def draw(all_measured: Sequence[Measured], machine: str, path: Path) -> None:
 
     subjects = {measured.subject: measured for measured in all_measured}
     panels: dict[str, list[tuple[str, dict[str, float]]]] = {}
-    for title, wanted in _PANELS.items():
+    for panel, wanted in _PANELS.items():
         for subject, operation, name in wanted:
-            if subject in subjects and operation in subjects[subject].seconds:
+            if panel in subjects and subject in subjects:
                 medians = subjects[subject].medians(operation)
                 if best_tensorstore(medians) is not None:
-                    panels.setdefault(title, []).append((name, medians))
+                    label = name.format(*subjects[subject].shape_zyx)
+                    panels.setdefault(_title(subjects[panel]), []).append((label, medians))
     if not panels:
         raise ValueError("a chart needs what TensorStore takes, which was not measured")
 
@@ -121,6 +124,10 @@ def draw(all_measured: Sequence[Measured], machine: str, path: Path) -> None:
             ha="center", fontsize=8, color=_FAINT,
         )  # fmt: skip
         figure.savefig(path)
+
+
+def _title(measured: Measured) -> str:
+    return measured.title[0].upper() + measured.title[1:].replace("^3", "³")
 
 
 def _speeds(medians: Mapping[str, float]) -> dict[str, float]:

@@ -152,6 +152,7 @@ def with_index(folder: Path, index: Path, n_look_ups: int, jobs: int) -> list[Fi
                 name="a shard's index in memory",
                 value=vectorised["index_nbytes"] / vectorised["n_records"],
                 unit="bytes a record",
+                at_most=9,
             ),
             Figure(name="info: time", value=info["seconds"], unit="s"),
             Figure(name="info: peak memory", value=info["peak_mib"], unit="MiB"),

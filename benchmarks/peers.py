@@ -35,6 +35,7 @@ class Measured:
     Attributes:
         subject: Name of the volume.
         title: The volume in words.
+        shape_zyx: Its voxels along each axis.
         forms: As which it lay on disk.
         seconds: Of each read, by operation and system.
         settings: Of each system.
@@ -42,6 +43,7 @@ class Measured:
 
     subject: str
     title: str
+    shape_zyx: tuple[int, ...]
     forms: list[Form]
     seconds: dict[str, dict[str, list[float]]]
     settings: dict[str, str]
@@ -102,7 +104,14 @@ def _measure_one(subject: Subject, folder: Path, names: Sequence[str], say: Call
                 begin = number % len(able)
                 for name in able[begin:] + able[:begin]:
                     seconds[operation][name] += workers[name].time(operation, part)
-    return Measured(subject=subject.name, title=subject.title, forms=forms, seconds=seconds, settings=settings)
+    return Measured(
+        subject=subject.name,
+        title=subject.title,
+        shape_zyx=volume.shape,
+        forms=forms,
+        seconds=seconds,
+        settings=settings,
+    )
 
 
 class Worker:

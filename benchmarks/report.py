@@ -93,6 +93,7 @@ def as_json(all_measured: Sequence[Measured], absent: Mapping[str, str]) -> dict
             {
                 "name": measured.subject,
                 "title": measured.title,
+                "shape_zyx": measured.shape_zyx,
                 "forms": [asdict(form) for form in measured.forms],
                 "settings": measured.settings,
                 "operations": {

@@ -128,6 +128,7 @@ def made_up(seconds: dict[str, dict[str, float]], subject: str = "sparse") -> pe
     return peers.Measured(
         subject=subject,
         title=f"a {subject} volume",
+        shape_zyx=(64, 512, 512),
         forms=[forms.Form("export", 1_250_000, 4), forms.Form("zarr3", 3_000_000, 2)],
         seconds={
             operation: {name: [value, 99.0, value] for name, value in systems.items()}

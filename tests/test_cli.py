@@ -10,11 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exports import CountingReader, volume_info, write_shard
+from indexed import put, shards_of
 from PIL import Image
 
 import zarr_dvid
 from zarr_dvid.cli import main
+from zarr_dvid.describe import describe
+from zarr_dvid.hierarchy import Hierarchy
 from zarr_dvid.picture import label_colors
+from zarr_dvid.reader import LocalReader
 
 
 @pytest.fixture(scope="module")

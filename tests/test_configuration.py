@@ -132,7 +132,7 @@ def give_threads(*_: Any) -> int:
     return n_decode_threads()
 
 
-BAD_NUMBERS: list[Any] = [0, -1, 1.0, 2.5, "2", "", [1], float("nan"), float("inf")]
+BAD_NUMBERS: list[Any] = [0, -1, True, False, 1.0, 2.5, "2", "", [1], float("nan"), float("inf")]
 
 
 class TestThreads:
@@ -155,6 +155,10 @@ class TestThreads:
             assert n_decode_threads(2) == 2
         with zarr.config.set({"dvid.threads": None}):
             assert n_decode_threads() == N_PROCESSORS
+
+    def test_any_kind_of_integer(self) -> None:
+        assert n_decode_threads(np.int64(3)) == 3
+        assert n_decode_threads(np.uint8(2)) == 2
 
     def test_as_the_environment_tells(self) -> None:
         program = "from zarr_dvid.configuration import n_decode_threads; print(n_decode_threads())"

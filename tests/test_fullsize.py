@@ -192,7 +192,7 @@ def test_the_figures_of_the_full_size_hold_on_a_small_one(small: tuple[Path, lis
     for title, figures in found.items():
         values = {figure["name"]: figure["value"] for figure in figures}
         for figure in figures:
-            if figure["unit"] in ("", "bytes") and figure["at_most"] is not None:
+            if figure["unit"] in ("", "bytes", "bytes a record") and figure["at_most"] is not None:
                 # Of a small export without an index, all shards are looked at before a chunk is said to be absent.
                 at_most = 2 * len(plans) if figure["at_most"] == 32 else figure["at_most"]
                 assert figure["value"] <= at_most, (title, figure)
@@ -200,7 +200,7 @@ def test_the_figures_of_the_full_size_hold_on_a_small_one(small: tuple[Path, lis
         imports = values["open: memory after the imports"]
         assert values["open: peak memory"] - imports < 8
         (many,) = (value for name, value in values.items() if name.endswith("shards: peak memory"))
-        assert many - imports < 24 + 12 * SMALL.n_blocks / MIB
+        assert many - imports < 48 + 12 * SMALL.n_blocks / MIB  # 48: what parsing CSV files leaves to the allocators
     with_index = {figure["name"]: figure["value"] for figure in found["with one"]}
     assert with_index["info: blocks"] == SMALL.n_blocks
     assert with_index["occupied, all of s0: blocks"] == sum(plan.n_blocks for plan in plans if plan.level == 0)

@@ -122,7 +122,7 @@ class TestVoxels:
     def test_any_box(self, data: st.DataObject) -> None:
         level, values = data.draw(st.sampled_from([(0, "labels"), (1, "labels"), (0, "supervoxels")]))
         box = data.draw(boxes(SHAPES[level]))
-        store, reader = shared_store(data.draw(st.sampled_from(["dvid", "batches", "zstd bodies", "voxels in batches"])))
+        store, reader = shared_store(data.draw(st.sampled_from(["dvid", "batches", "zstd bodies", "compressed batches"])))
         with zarr.config.set({"dvid.max_in_flight_bytes": data.draw(st.sampled_from([1, 3000, 10_000, 64 << 20]))}):
             found = store.read(level, box, values=values)
         np.testing.assert_array_equal(found, sample_volume(level, values)[box])
@@ -302,6 +302,17 @@ class TestCounts:
         for box in ([slice(200, 256)] * 3, [slice(0, 64), slice(0, 64), slice(192, 320)]):
             assert not store.read(0, box).any()
             assert reads_of(reader) == []
+
+    @pytest.mark.parametrize("chunks", [[(0, 0, 0)], [(0, 0, 0), (1, 0, 1)]], ids=str)
+    @pytest.mark.parametrize("name", ["dvid", "voxels", "voxels in batches", "oldest"])
+    def test_an_index_is_loaded_once(self, name: str, chunks: list[XYZ]) -> None:
+        # Coordinates of a shard may be multiples of 64 only, and do not tell then what they count.
+        files = write_shard(make_chunks(*chunks), DIALECTS[name]).files()
+        store, reader = counted(files, volume_info((128, 64, 128)))
+        for _ in range(2):
+            reader.calls.clear()
+            assert store.read(0, [slice(5, 6)] * 3) == make_chunk((0, 0, 0)).voxels["labels"][5, 5, 5]
+        assert len(reads_of(reader)) == 1
 
     def test_nor_do_boxes_without_voxels(self) -> None:
         store, reader = counted(sample_files())
@@ -604,10 +615,10 @@ class TestErrors:
         path = shard_path(0, (0, 2, 0))
         data = bytearray(files[path])
         shard = write_shard(make_chunks((0, 2, 0), (1, 2, 1)))
-        at = shard.ranges[0][0]
+        at = shard.ranges[1][0]  # the first one is looked at when the index is loaded
         assert shard.arrow == files[path]
         data[at + 8 : at + 16] = bytes(8)  # where its flatbuffer starts
-        self.check(files | {path: bytes(data)}, RecordError, path, (0, 2, 0), "chunk")
+        self.check(files | {path: bytes(data)}, RecordError, path, (1, 2, 1), "metadata version")
 
     def test_a_file_that_is_cut_after_opening(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path, sample_files())

@@ -290,6 +290,9 @@ def test_a_shard_that_went_is_no_zeros(folder: Path) -> None:
             export.scales[0].locate(np.array([(0, 0, 0), (5, 5, 5), xyz]))
         assert caught.value.chunk_xyz == xyz
     assert export.read_chunk(0, (5, 5, 5)) is None
+    with pytest.raises(MissingFileError):
+        list(export.scales[0].occupied())
+    assert len(np.concatenate(list(export.scales[0].occupied((0, 0, 0), (7, 7, 7))))) == 3
     make_index(folder / "export", folder / "index")
     export, _, _ = open_indexed(folder / "export", folder / "index")
     assert export.read_chunk(0, (8, 1, 1)) is None

@@ -366,6 +366,42 @@ def test_exported_twice(hazards: Path, tmp_path: Path) -> None:
         export.read_chunk(0, (1, 1, 1))
 
 
+def test_exported_twice_with_other_chunks(tmp_path: Path) -> None:
+    """The chunk that only one of them has was perhaps deleted in between."""
+    shards = [write_shard(make_chunks(*some)) for some in ([(0, 0, 0), (1, 1, 1)], [(0, 0, 0)])]
+    for order in (shards, shards[::-1]):
+        arrow = b"".join(shard.arrow for shard in order)
+        folder = put(tmp_path / "export", {"s0/0_0_0.arrow": arrow, "s0/0_0_0.csv": order[1].indexes[".csv"]})
+        make_index(folder, tmp_path / "index")
+        export, _, _ = open_indexed(folder, tmp_path / "index")
+        for xyz in ((0, 0, 0), (1, 1, 1), (2, 2, 2), (50, 0, 0)):
+            with pytest.raises(ZarrDvidError, match="several times, and not with the same chunks"):
+                export.read_chunk(0, xyz)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_log_counts_writers(tmp_path: Path, is_lost: bool) -> None:  # noqa: FBT001
+    """Of files that they share; one that was exported twice hides no lost one."""
+    log = b"--- Scale 0 ---\n  Volume:              2,048 x 2,048 x 2,048 voxels\n  Shard files:         4\n"
+    two = [write_shard(make_chunks(xyz)) for xyz in ((0, 0, 0), (1, 1, 1))]
+    twice = write_shard(make_chunks((8, 0, 0))).arrow * 2
+    files = {"s0/0_0_0.arrow": two[0].arrow + two[1].arrow, "s0/512_0_0.arrow": twice, "export.log": log}
+    if not is_lost:
+        files |= shards_of({"s0/0_512_0": [(0, 8, 0)]})
+    folder = put(tmp_path / "export", files)
+    make_index(folder, tmp_path / "index")
+    export, _, _ = open_indexed(folder, tmp_path / "index")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExportWarning)
+        assert_reads(export, make_chunks((0, 0, 0), (1, 1, 1), (8, 0, 0)))
+        if is_lost:
+            with pytest.raises(zarr_dvid.MissingFileError, match="4 shards, as export.log says, found 3"):
+                export.read_chunk(0, (5, 5, 5))
+        else:
+            assert export.read_chunk(0, (5, 5, 5)) is None
+
+
 @pytest.mark.parametrize("side", [1, 3])
 def test_scattered_chunks_of_too_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int) -> None:
     """Without an index that is refused where an absent chunk is asked for; with one all is answered."""

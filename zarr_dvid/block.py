@@ -219,6 +219,8 @@ def plain_block(block: BytesLike, *, expected_shape: ShapeZYX | None = None) -> 
             window_size = zstandard.get_frame_parameters(block).window_size
             if window_size > _MAX_WINDOW_BYTES:
                 raise _too_large("window", _MAX_WINDOW_BYTES, window_size)
+            if core.frame_nbytes(block) != len(block):  # zstandard by itself looks at nothing behind such a frame
+                raise BlockError("the zstd frame is cut, or something stands behind it", field="zstd frame")
         elif content_size > limit:
             if expected_shape is None:
                 limit = _limit_by_header(block)

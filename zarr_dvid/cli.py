@@ -84,9 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
     index = _command(commands, "index", "make the compact index of an export", _INDEX_EXAMPLES, _run_index)
     _add_url(index)
-    index.add_argument(
-        "-o", "--output", type=Path, metavar="DEST", help="its folder (default: in the export, else the user's cache)"
-    )
+    index.add_argument("-o", "--output", metavar="DEST", help="its folder (default: in the export, else the user's cache)")
     index.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each processor)")
     index.add_argument("--check", choices=("records",), help="compare each entry with the record that it points to")
     index.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -168,7 +166,7 @@ def _run_index(options: argparse.Namespace) -> None:
 
     if options.jobs is not None and options.jobs < 1:
         raise _UsageError(f"--jobs {options.jobs}: at least 1")
-    if options.output is not None and "://" in str(options.output):
+    if options.output is not None and "://" in options.output:
         raise _UsageError(f"-o {options.output}: an index is written to a local folder")
     summary = index_export(
         options.url,

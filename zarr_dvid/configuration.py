@@ -9,14 +9,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import sys
+from typing import Any
 
 import zarr
 
 PIPELINE = "zarr_dvid.pipeline.DvidPipeline"
 _ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _MAX_IN_FLIGHT_BYTES = 64 << 20
+_MAX_THREADS = 1024
 _ENDED = ("closing", "closed", "failed")  # states of dask workers, which stay around for a while
 
 
@@ -34,12 +38,10 @@ def max_in_flight_bytes() -> int:
     """Compressed bytes that a selection may hold at any time: the key `dvid.max_in_flight_bytes`.
 
     Raises:
-        ValueError: It is not 1 or more.
+        ValueError: It is no such number.
     """
     wanted = zarr.config.get("dvid.max_in_flight_bytes", _MAX_IN_FLIGHT_BYTES)
-    if not isinstance(wanted, int) or wanted < 1:
-        raise ValueError(f"dvid.max_in_flight_bytes must be 1 or more, not {wanted!r}")
-    return wanted
+    return _positive("dvid.max_in_flight_bytes", wanted)
 
 
 def n_decode_threads(wanted: int | None = None) -> int:
@@ -53,15 +55,23 @@ def n_decode_threads(wanted: int | None = None) -> int:
         wanted: As a store was told, or None.
 
     Raises:
-        ValueError: The number is not 1 or more.
+        ValueError: It is no such number.
     """
     if wanted is None:
         wanted = zarr.config.get("dvid.threads", None)
-    if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
-        raise ValueError(f"threads must be 1 or more, not {wanted!r}")
-    n_threads = wanted or _n_processors()
+    n_threads = _n_processors() if wanted is None else min(_positive("threads", wanted), _MAX_THREADS)
     of_workers = _n_dask_threads()
     return min(n_threads, of_workers) if of_workers else n_threads
+
+
+def _positive(name: str, value: Any) -> int:
+    number = 0
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+    if number < 1:
+        raise ValueError(f"{name} must be 1 or more, not {value!r}")
+    return number
 
 
 def _n_processors() -> int:

@@ -303,4 +303,5 @@ def find_index(reader: Reader, *, is_beside: bool) -> IndexFiles | None:
     if is_beside and (beside := IndexFiles(reader, DIRECTORY)).exists():
         return beside
     cached = cache_directory(reader.url)
-    return IndexFiles(LocalReader(cached)) if (cached / MANIFEST).is_file() else None
+    is_cached = os.path.isfile(cached / MANIFEST)  # noqa: PTH113 - Path's raises where the cache can't be entered
+    return IndexFiles(LocalReader(cached)) if is_cached else None

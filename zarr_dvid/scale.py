@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from zarr_dvid.cache import ByteBoundedCache
 from zarr_dvid.cubes import by_cube, corner, first_chunk, located_at
 from zarr_dvid.errors import ExportError, ExportWarning, MissingFileError
 from zarr_dvid.lazy import lazy
-from zarr_dvid.placement import Boxes, Placement, are_in_cubes, boxes_of, common_cube, join_boxes
+from zarr_dvid.placement import Placement, are_in_cubes, boxes_of, common_cube, join_boxes
 from zarr_dvid.reader import Reader
 from zarr_dvid.scale_index import ScaleIndex
 from zarr_dvid.shard import IndexedShard, Shard, UndecidedUnitsError, load_shard
-from zarr_dvid.shard_files import ShardFiles, odd_name
-from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Found, Units
+from zarr_dvid.shard_files import ShardFiles, odd_name, version_of
+from zarr_dvid.shard_index import CHUNK_VOXELS, MAX_CHUNKS_A_SIDE, Found, Units, one_record
 from zarr_dvid.survey import Known, check_cubes, find_units
 from zarr_dvid.volume import XYZ, Sharding, grid_of
 
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-shard_cache: ByteBoundedCache[IndexedShard] = ByteBoundedCache(96 << 20)
-"""Loaded shards of all exports of this process: of full ones some 350."""
-
+shard_cache: ByteBoundedCache[IndexedShard] = ByteBoundedCache(64 << 20)
+"""Loaded shards of all exports of this process: of full ones some 250."""
 _placement_cache: ByteBoundedCache[Placement] = ByteBoundedCache(16 << 20)
 
 
@@ -86,6 +84,7 @@ class Scale:
         self._placement: Placement | None = None
         self._saw_strays = False
         self._looked_at: set[XYZ] = set()
+        self._undecided: set[XYZ] = set()
         self._warned_past_the_end = False
 
     @lazy
@@ -130,9 +129,10 @@ class Scale:
             ShardIndexError: Its index can't be trusted.
         """
         try:
-            shard = self._load(origin, None)
+            shard = self._load(origin, self.units if origin in self._undecided else None)
         except UndecidedUnitsError:
             shard = self._load(origin, self.units)
+            self._undecided.add(origin)
         if origin not in self._looked_at:  # once for each shard, not for each of its chunks
             if self.index is None or origin not in self.index:
                 self._saw_strays |= not are_in_cubes([(origin, self._within_volume(shard))], self.cube_voxels)
@@ -201,6 +201,8 @@ class Scale:
             ShardError: As `find`, with the first of the chunks that it is about.
             ShardIndexError: Likewise.
         """
+        if len(chunks_xyz) == 1:
+            return self._locate_one(first_chunk(chunks_xyz, np.zeros(1, np.int64)))
         where = np.flatnonzero(((chunks_xyz >= 0) & (chunks_xyz < MAX_CHUNKS_A_SIDE)).all(axis=1))
         chunks = chunks_xyz[where]
         n_records = np.zeros(len(chunks), np.int64)
@@ -229,6 +231,16 @@ class Scale:
                 located.append(Located(part.shard, where[part.which[is_only]], part.found.at(is_only)))
         return located, where[n_records > 1]
 
+    def _locate_one(self, chunk_xyz: XYZ) -> tuple[list[Located], Ints]:
+        """`locate` of one chunk: arithmetic on tables would take longer than decoding it."""
+        with located_at(chunk_xyz):
+            shards = self.find(chunk_xyz)
+        found = [(shard, place) for shard in shards for place in shard.index.places(chunk_xyz)]
+        if len(found) != 1:
+            return [], np.zeros(min(len(found), 1), np.int64)
+        [(shard, place)] = found
+        return [Located(shard.without_index(), np.zeros(1, np.int64), one_record(place))], np.zeros(0, np.int64)
+
     def _look_up(self, origin: XYZ, chunks: Ints, some: Ints, n_records: Ints) -> Located:
         """Looks some of the chunks up in a shard, and counts their records."""
         with located_at(first_chunk(chunks, some)):
@@ -241,8 +253,12 @@ class Scale:
     def _looks_everywhere(self) -> bool:
         """Whether shards are known to hold others' chunks, as far as this is known without reading anything for it."""
         if self.index is not None and self.index.is_complete:
-            return not self._known.boxes.are_in_cubes(self.cube_voxels).all()
+            return self._has_known_strays
         return self._saw_strays or (self._placement is not None and self._placement.is_scattered)
+
+    @lazy
+    def _has_known_strays(self) -> bool:
+        return not self._known.boxes.are_in_cubes(self.cube_voxels).all()
 
     def _require_absence_of_all(self, placement: Placement, chunks_xyz: Ints) -> None:
         """`_require_absence` of chunks of one cube of the spec."""
@@ -260,12 +276,8 @@ class Scale:
         """
         if placement.broken_may_hold_any:
             raise placement.broken[0].located()  # a copy: what is raised holds the frames that it went through
-        if self.index is not None and self.index.may_be_gone(np.array([chunk_xyz])).any():
-            raise MissingFileError(
-                "a shard that the export had when it was indexed is missing, and may hold this chunk",
-                path=f"s{self.level}",
-                advice="Restore it; or, if it was taken away on purpose, run `zarr-dvid index` again",
-            )
+        if self.index is not None:
+            self.index.require_none_gone(chunk_xyz, chunk_xyz)
         if placement.is_scattered or self._n_logged_shards is None or self._n_found >= self._n_logged_shards:
             return
         if self._spec_cube_voxels is None or corner(chunk_xyz, self._spec_cube_voxels) not in self.shards:
@@ -280,7 +292,7 @@ class Scale:
     @lazy
     def _n_found(self) -> int:
         """Shards that are there, each as often as the index tells that a writer wrote to it: export.log counts writers."""
-        n_extra = self.index.n_further_streams if self.index is not None else 0
+        n_extra = self.index.n_further_writers if self.index is not None else 0
         return n_extra + sum(files.arrow is not None for files in self.shards.values())
 
     def occupied(self, low_xyz: XYZ = (0, 0, 0), high_xyz: XYZ | None = None) -> Iterator[Ints]:
@@ -294,11 +306,14 @@ class Scale:
 
         Raises:
             ShardIndexError: The index of such a shard can't be trusted.
+            MissingFileError: Such a shard is gone since the export was indexed.
         """
         if not self.shards:
             return
         last = np.array(self.grid_xyz) - 1
         low, high = np.array(low_xyz), last if high_xyz is None else np.minimum(last, high_xyz)
+        if self.index is not None:
+            self.index.require_none_gone(low, high)
         is_whole = not low.any() and (high == last).all()
         for origin in self.shards if is_whole else self._shards_near(low, high):
             chunks = self.load(origin).index.chunks_xyz()
@@ -348,17 +363,10 @@ class Scale:
         """
         if self._placement is None:
             index_key = self.index.key if self.index is not None else None
-            key = (self._reader.key, self.level, self._version, index_key, self._documented_size, self._sharding)
+            version = version_of(self.shards.values())
+            key = (self._reader.key, self.level, version, index_key, self._documented_size, self._sharding)
             self._placement = _placement_cache.get(key, self._check_cubes)
         return self._placement
-
-    @lazy
-    def _version(self) -> bytes:
-        """Changes when any shard does."""
-        digest = hashlib.blake2b(digest_size=16)
-        for files in self.shards.values():
-            digest.update(files.fingerprint.to_bytes(8, "little"))
-        return digest.digest()
 
     def _check_cubes(self) -> Placement:
         return check_cubes(
@@ -381,7 +389,7 @@ class Scale:
             grid = np.array(grid_of(self._documented_size))
             is_doubtful = ~boxes.are_in_cubes(self.cube_voxels) & (boxes.high >= grid).any(axis=1)
             origins = [(x, y, z) for x, y, z in boxes.origins_voxel[is_doubtful].tolist()]
-            exact: Boxes = boxes_of((origin, self._within_volume(self.load(origin))) for origin in origins)
+            exact = boxes_of((origin, self._within_volume(self.load(origin))) for origin in origins)
             boxes = join_boxes(boxes.at(~is_doubtful), exact)
         return Known(origins=index.origins, boxes=boxes, broken=tuple(index.broken.values()), is_shared=index.is_shared)
 

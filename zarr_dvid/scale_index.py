@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from zarr_dvid.compact_index import MAX_CELLS, WORD_BYTES, CompactIndex
-from zarr_dvid.errors import ExportWarning, RecordError, ZarrDvidError
+from zarr_dvid.errors import ExportWarning, MissingFileError, RecordError, ZarrDvidError
 from zarr_dvid.index_tables import BLOCKS, WIDE, damaged, read_batch
 from zarr_dvid.placement import Boxes
 from zarr_dvid.record import RecordLayout
@@ -109,9 +109,8 @@ class ScaleIndex:
         self.origins = frozenset(self._row_of)
         self.boxes = boxes.at(is_fresh & has_records & ~is_broken)
         self.broken = {name: source.problems[int(rows["problem"][i])] for name, i in self._row_of.items() if is_broken[i]}
-        n_streams = rows["n_streams"][is_fresh]
-        self.is_shared = bool((n_streams > 1).any())
-        self.n_further_streams = int((n_streams - 1).sum())
+        self.is_shared = bool((rows["n_streams"][is_fresh] > 1).any())
+        self.n_further_writers = _n_further_writers({name: values[is_fresh & ~is_broken] for name, values in rows.items()})
         self._gone = boxes.at(~is_there & (has_records | is_broken))
 
     def __contains__(self, origin: XYZ) -> bool:
@@ -123,6 +122,20 @@ class ScaleIndex:
         for low, high in zip(self._gone.low, self._gone.high, strict=True):
             may |= ((chunks_xyz >= low) & (chunks_xyz <= high)).all(axis=1)
         return may
+
+    def require_none_gone(self, low_xyz: npt.ArrayLike, high_xyz: npt.ArrayLike) -> None:
+        """Makes sure that no chunk of a box may have been in a shard that is no longer there.
+
+        Raises:
+            MissingFileError: One may.
+        """
+        gone = self._gone.origins_voxel[self._gone.meet(low_xyz, high_xyz)]
+        if len(gone):
+            raise MissingFileError(
+                "a shard that the export had when it was indexed is missing, and may hold this chunk",
+                path=f"s{self._rows['scale'][0]}/{'_'.join(map(str, gone[0].tolist()))}.arrow",
+                advice="Restore it; or, if it was taken away on purpose, run `zarr-dvid index` again",
+            )
 
     def reaches(self, origin: XYZ, grid_xyz: XYZ) -> bool:
         """Whether a shard has chunks past the end of a grid."""
@@ -185,6 +198,12 @@ class ScaleIndex:
         for note in _notes(files.path, row):
             warnings.warn(note, ExportWarning, stacklevel=3)
         return IndexedShard(framing, units, self._source.dialects[row["dialect"]], index)
+
+
+def _n_further_writers(rows: Table) -> int:
+    """How many writers there were beyond one for each shard; a file that was exported twice had no more for that."""
+    times = np.maximum(rows["n_records"], 1) // np.maximum(rows["n_chunks"], 1)
+    return int((np.maximum(rows["n_streams"] // np.maximum(times, 1), 1) - 1).sum())
 
 
 def _notes(path: str, row: Mapping[str, int]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
     Batch = Sequence[tuple[Any, Any, Any, Any, bool]]
-
-_SCRATCH_CHUNKS = 32
 
 
 def read_selection(
@@ -52,11 +50,8 @@ def read_selection(
         start, shape, to = windows.transpose(1, 0, 2)
         pieces = Pieces(chunks_xyz, start, shape, np.zeros(len(batch), np.int64), to)
         return _read(hierarchy, level, values, pieces, [target])
-    present = []
-    for first in range(0, len(batch), _SCRATCH_CHUNKS):
-        some = slice(first, first + _SCRATCH_CHUNKS)
-        present.append(_read_by_scratch(hierarchy, level, values, chunks_xyz[some], batch[some], out, drop_axes))
-    return np.concatenate(present)
+    scratch = _Scratch(batch, out, drop_axes)
+    return _read(hierarchy, level, values, scratch.pieces(chunks_xyz), scratch, scratch.hand_over)
 
 
 def read_box(
@@ -87,7 +82,12 @@ def _chunk_xyz(path: str) -> tuple[int, int, int]:
 
 
 def _read(
-    hierarchy: Hierarchy, level: int, values: Values, pieces: Pieces, targets: Sequence[Voxels]
+    hierarchy: Hierarchy,
+    level: int,
+    values: Values,
+    pieces: Pieces,
+    targets: Sequence[Voxels],
+    hand_over: Callable[[Ints], None] | None = None,
 ) -> npt.NDArray[np.bool_]:
     return read_pieces(
         hierarchy.export,
@@ -97,6 +97,7 @@ def _read(
         values=values,
         max_threads=n_decode_threads(hierarchy.threads),
         max_in_flight_bytes=max_in_flight_bytes(),
+        hand_over=hand_over,
     )
 
 
@@ -139,31 +140,35 @@ def _target(out: npt.NDArray[Any], chunk_selection: Sequence[Any]) -> Voxels | N
     return view if is_good else None
 
 
-def _read_by_scratch(
-    hierarchy: Hierarchy,
-    level: int,
-    values: Values,
-    chunks_xyz: Ints,
-    batch: Batch,
-    out: npt.NDArray[Any],
-    drop_axes: tuple[int, ...],
-) -> npt.NDArray[np.bool_]:
-    """Decodes the smallest window of each chunk that holds its selection, and has numpy take that from it."""
-    insides, scratch, start = [], [], []
-    for _, _, chunk_selection, _, _ in batch:
-        window, inside = window_inside(chunk_selection, CHUNK_SHAPE)
-        insides.append(inside)
-        start.append([part.start for part in window])
-        scratch.append(np.empty([part.stop - part.start for part in window], np.uint64))
-    pieces = Pieces(
-        chunks_xyz,
-        np.array(start, np.int64),
-        np.array([voxels.shape for voxels in scratch], np.int64),
-        np.arange(len(batch)),
-        np.zeros((len(batch), 3), np.int64),
-    )
-    present = _read(hierarchy, level, values, pieces, scratch)
-    for (_, _, _, out_selection, _), inside, voxels in zip(batch, insides, scratch, strict=True):
-        part = voxels[inside]
-        out[out_selection] = part.squeeze(axis=drop_axes) if drop_axes else part
-    return present
+class _Scratch(Sequence[Voxels]):
+    """Arrays for the smallest window of each chunk that holds its selection; NumPy takes the selection from there.
+
+    They are made when they are asked for, and go when they are handed over.
+    """
+
+    def __init__(self, batch: Batch, out: npt.NDArray[Any], drop_axes: tuple[int, ...]) -> None:
+        self._out, self._drop_axes = out, drop_axes
+        self._to = [out_selection for _, _, _, out_selection, _ in batch]
+        found = [window_inside(chunk_selection, CHUNK_SHAPE) for _, _, chunk_selection, _, _ in batch]
+        self._inside = [inside for _, inside in found]
+        self._start = np.array([[part.start for part in window] for window, _ in found], np.int64)
+        self._shape = np.array([[part.stop - part.start for part in window] for window, _ in found], np.int64)
+        self._made: dict[int, Voxels] = {}
+
+    def pieces(self, chunks_xyz: Ints) -> Pieces:
+        """The windows as pieces, each for an array of its own."""
+        return Pieces(chunks_xyz, self._start, self._shape, np.arange(len(self)), np.zeros_like(self._start))
+
+    def __len__(self) -> int:
+        return len(self._to)
+
+    def __getitem__(self, i: Any) -> Any:
+        if i not in self._made:
+            self._made[i] = np.empty(self._shape[i], np.uint64)
+        return self._made[i]
+
+    def hand_over(self, which: Ints) -> None:
+        """Puts the selection of chunks into the array that the user gets."""
+        for i in which.tolist():
+            part = self._made.pop(i)[self._inside[i]]
+            self._out[self._to[i]] = part.squeeze(axis=self._drop_axes) if self._drop_axes else part

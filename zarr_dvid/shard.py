@@ -20,9 +20,9 @@ from zarr_dvid.reconcile import (
     records_by_place,
     wrong_end,
 )
-from zarr_dvid.record import Record, parse_batch
+from zarr_dvid.record import Record, RecordBatch, parse_batch
 from zarr_dvid.shard_files import ShardFiles
-from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units
+from zarr_dvid.shard_index import MAX_CHUNKS_A_SIDE, Place, ShardIndex, Units, to_keys
 from zarr_dvid.sidecar import IndexRows, parse_csv, parse_json
 from zarr_dvid.walk import (
     Framing,
@@ -73,6 +73,14 @@ class Shard:
         Raises:
             RecordError: The message is torn, or holds another chunk.
         """
+        return self.record(self.batch(message, place, chunk_xyz), place, chunk_xyz)
+
+    def batch(self, message: bytes, place: Place, chunk_xyz: tuple[int, int, int]) -> RecordBatch:
+        """Parses a message that was read from `place`, for one of its chunks.
+
+        Raises:
+            RecordError: The message is torn, or has other rows than the index says.
+        """
         try:
             batch = parse_batch(message, self.framing.layout)
             if batch.n_rows != place.n_rows:
@@ -81,10 +89,20 @@ class Shard:
                     expected=place.n_rows,
                     found=batch.n_rows,
                 )
+        except RecordError as error:
+            raise self._at(error, place, chunk_xyz) from None
+        return batch
+
+    def record(self, batch: RecordBatch, place: Place, chunk_xyz: tuple[int, int, int]) -> Record:
+        """The record of `place`, checked to be the chunk that was asked for.
+
+        Raises:
+            RecordError: It is torn, or holds another chunk.
+        """
+        try:
             record = batch.record(place.row)
         except RecordError as error:
-            error.offset_bytes = place.offset_bytes + (error.offset_bytes or 0)
-            raise error.located(path=self.path, chunk_xyz=chunk_xyz) from None
+            raise self._at(error, place, chunk_xyz) from None
         step = 64 if self.units == "voxels" else 1
         if record.chunk_xyz != tuple(step * c for c in chunk_xyz):
             raise RecordError(
@@ -97,6 +115,11 @@ class Shard:
                 advice="The shard was probably exported twice into one directory; export it again into an empty one",
             )
         return record
+
+    def _at(self, error: RecordError, place: Place, chunk_xyz: tuple[int, int, int]) -> RecordError:
+        """An error in a message as one in the shard."""
+        error.offset_bytes = place.offset_bytes + (error.offset_bytes or 0)
+        return error.located(path=self.path, chunk_xyz=chunk_xyz)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,6 +272,7 @@ def load_streams(
                 raise UndecidedUnitsError
             units = "chunks"
         chunks_xyz = to_chunks(walk.xyz, units, files.path)
+        _check_repeats(chunks_xyz, files.path)
     except ShardError:
         return error, 1
     except ShardIndexError as impossible:
@@ -256,6 +280,23 @@ def load_streams(
     index = build_index(chunks_xyz, walk.offset_bytes, walk.size_bytes, walk.row)
     dialect = f"{_dialect(framing, [], walk)}, several streams"
     return IndexedShard(framing, units, dialect, index), streams.n_streams
+
+
+def _check_repeats(chunks_xyz: Ints, path: str) -> None:
+    """Checks that all chunks of several streams occur equally often: once each, or in every export into the file.
+
+    Raises:
+        ShardIndexError: Some were exported the first time only, or the second; which of the two holds nobody can tell.
+    """
+    counts = np.unique(to_keys(chunks_xyz), return_counts=True)[1]
+    if len(counts) and counts.min() != counts.max():
+        raise ShardIndexError(
+            "the shard was exported several times, and not with the same chunks",
+            path=path,
+            expected="all chunks equally often",
+            found=f"{int((counts < counts.max()).sum())} of {len(counts)} chunks less often than others",
+            advice="Export it again into an empty directory",
+        )
 
 
 def notes_on(path: str, n_records: int, *, has_index: bool, n_streams: int = 1) -> list[str]:

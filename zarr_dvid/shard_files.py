@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zarr_dvid.errors import ExportError
@@ -86,6 +86,14 @@ def group_files(directory: str, files: Sequence[FileInfo]) -> tuple[dict[XYZ, Sh
         found = tuple(sorted(indexes.get(origin, ()), key=lambda file: file.name))
         shards[origin] = ShardFiles(directory, origin, arrows.get(origin), found)
     return shards, sorted(others)
+
+
+def version_of(shards: Iterable[ShardFiles]) -> bytes:
+    """Changes when any of the shards does."""
+    digest = hashlib.blake2b(digest_size=16)
+    for files in shards:
+        digest.update(files.fingerprint.to_bytes(8, "little"))
+    return digest.digest()
 
 
 def odd_name(shards: Mapping[XYZ, ShardFiles]) -> ExportError:

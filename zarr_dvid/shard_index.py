@@ -160,6 +160,18 @@ def no_records(n_chunks: int) -> Found:
     return Found(zero, zero, zero, small, small)
 
 
+def one_record(place: Place) -> Found:
+    """Of a single chunk that one record claims."""
+    one = np.ones(1, np.int64)
+    return Found(
+        one,
+        place.offset_bytes * one,
+        place.size_bytes * one,
+        np.array([place.row], np.int32),
+        np.array([place.n_rows], np.int32),
+    )
+
+
 def chunk_key(chunk_xyz: tuple[int, int, int]) -> int:
     """The key of one chunk: x, y, z in 21 bits each, x topmost."""
     x, y, z = chunk_xyz

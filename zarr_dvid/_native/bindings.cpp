@@ -110,6 +110,11 @@ std::tuple<Grid, std::uint32_t, std::uint64_t, bool> inspect_block(nb::handle bl
   return {Grid{parsed.grid[2], parsed.grid[1], parsed.grid[0]}, parsed.n_labels, parsed.n_indices, parsed.solid()};
 }
 
+std::uint64_t frame_nbytes(nb::handle frame) {
+  const Held held(frame, PyBUF_SIMPLE);
+  return dvid::frame_bytes(held.bytes());
+}
+
 // Columns of a table of jobs, one row of int64 for each.
 enum JobColumn { kSource, kOffset, kSize, kX, kY, kZ, kWindowZ, kWindowY, kWindowX, kSizeZ, kSizeY, kSizeX, kTarget, kToZ, kToY, kToX, kJobColumns };
 
@@ -267,6 +272,7 @@ NB_MODULE(_core, m) {
 
   m.def("decode_block", &decode_block, nb::arg("block"), nb::arg("labels").none(), nb::arg("start_zyx"), nb::arg("out"));
   m.def("inspect_block", &inspect_block, nb::arg("block"));
+  m.def("frame_nbytes", &frame_nbytes, nb::arg("frame"));
   m.def("encode_block", &encode_block, nb::arg("volume"));
 
   nb::class_<dvid::Layout>(m, "Layout")

@@ -22,6 +22,12 @@ inline std::uint64_t largest_block(std::uint64_t n_subblocks) {
   return kHeaderBytes + n_subblocks * (8 * kSubblockVoxels + 2 + 4 * kSubblockVoxels + 64 * 9);
 }
 
+// Length of the frame that these bytes start with; 0 where there is no whole one.
+inline std::uint64_t frame_bytes(const Bytes& bytes) {
+  const std::size_t size = ZSTD_findFrameCompressedSize(bytes.data, bytes.size);
+  return ZSTD_isError(size) ? 0 : size;
+}
+
 // Decompresses frames, one after another, into memory of its own. Not to be shared between threads.
 class FrameReader {
   struct Free {
@@ -41,7 +47,7 @@ class FrameReader {
       throw Fault("zstd frame", "holds more than a block can be", 4, limit, header.frameContentSize);
     if (!stated && header.windowSize > kMaxWindowBytes)
       throw Fault("zstd frame", "has too large a window", 4, kMaxWindowBytes, header.windowSize);
-    if (ZSTD_findFrameCompressedSize(frame.data, frame.size) != frame.size)
+    if (frame_bytes(frame) != frame.size)
       throw Fault("zstd frame", "must be one, with nothing behind it", 0, frame.size, 0);
     const std::uint64_t needed = std::max<std::uint64_t>(1, stated ? header.frameContentSize : limit);
     if (needed > capacity_) {

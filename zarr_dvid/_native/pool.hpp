@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -24,6 +25,10 @@ class Pool {
   std::deque<std::function<void()>> tasks_;
   unsigned n_threads_ = 0;
   unsigned n_working_ = 0;
+  // Callers are let in as they came, and helpers stay away while one waits: else those who want few threads at a time would
+  // never be let in among those who want many.
+  std::uint64_t n_came_ = 0;
+  std::uint64_t n_let_in_ = 0;
 
   // Every worker begins with a part of the jobs of its own, and then goes on with what is left of the others': neighbouring
   // jobs tend to share pages of memory, which should not be touched for the first time by two threads at once.
@@ -67,7 +72,7 @@ class Pool {
   void help(const std::shared_ptr<Batch>& batch, unsigned limit) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (batch->closed || n_working_ >= limit) return;
+      if (batch->closed || n_working_ >= limit || n_let_in_ != n_came_) return;
       ++batch->n_helpers;
       ++n_working_;
     }
@@ -100,8 +105,11 @@ class Pool {
     const auto batch = std::make_shared<Batch>(job, n_jobs, std::min<std::size_t>(limit, n_jobs));
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      room_.wait(lock, [&] { return n_working_ < limit; });
+      const std::uint64_t number = n_came_++;
+      room_.wait(lock, [&] { return n_let_in_ == number && n_working_ < limit; });
+      ++n_let_in_;
       ++n_working_;
+      room_.notify_all();
       ask_for_help(batch, batch->next.size() - 1, limit);
     }
     batch->work();
