@@ -105,22 +105,14 @@ class ZarrDvidCall(System):
     def __init__(self, folder: Path) -> None:
         import zarr_dvid
 
-        self._read: Any = zarr_dvid.read
-        self._path = folder / "export"
-        self.setting = f"zarr_dvid.read, {n_threads()} threads"
+        self._store = zarr_dvid.DvidStore(folder / "export")
+        self.setting = f"DvidStore.read, {n_threads()} threads"
 
     def read(self, box: Box) -> Voxels:
-        voxels: Voxels = self._read(self._path, 0, box)
-        return voxels
+        return self._store.read(0, box)
 
     def read_into(self, box: Box, out: Voxels) -> None:
-        self._read(self._path, 0, box, out=out)
-
-    @classmethod
-    def absent(cls) -> str:
-        import zarr_dvid
-
-        return super().absent() or ("" if hasattr(zarr_dvid, "read") else "this zarr-dvid has no such call")
+        self._store.read(0, box, out=out)
 
 
 class ZarrDvidDefaultPipeline(_ZarrArray):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.operations import CUTOUT, FIRST, FRESH, INTO, RANDOM
-from benchmarks.systems import Memcpy, TensorStorePrecomputed, TensorStoreZarr3, TouchMemory, ZarrDvid, ZarrDvidCall
+from benchmarks.systems import Memcpy, TensorStorePrecomputed, TensorStoreZarr3, TouchMemory, ZarrDvid
 
 TENSORSTORE = (TensorStorePrecomputed.name, TensorStoreZarr3.name)
 
@@ -65,5 +65,4 @@ TARGETS: Sequence[Target] = (
     Target("dense", RANDOM, 1.8),
     Target("dense", CUTOUT, 2.5),
     Target("sparse", FIRST, 1.0),
-    Target("sparse", FIRST, 1.0, system=ZarrDvidCall.name),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -688,3 +690,35 @@ def mutate(message: bytes, rng: random.Random) -> bytes:
             case 4:
                 del data[at : at + rng.choice([1, 8, 100])]
     return bytes(data)
+
+
+def test_a_daemon_thread_that_decodes_when_python_ends() -> None:
+    """It must not end the process with a signal."""
+    program = """
+import sys, threading, time
+import numpy as np
+from zarr_dvid._native import core
+from zarr_dvid.block import decode_block, encode_block
+from zarr_dvid.record import dvid_layouts
+
+layout = dvid_layouts()[0].native
+block = encode_block(np.arange(64**3, dtype=np.uint64).reshape(64, 64, 64) // 900)
+
+def fill():
+    target = np.empty((64, 64, 64), np.uint64)
+    jobs = np.zeros((20, 16), np.int64)
+    jobs[:, 0], jobs[:, 9:12] = -1, 64
+    while True:
+        core.decode_batch([], jobs, [target], layout, True, 2)
+
+def decode():
+    while True:
+        decode_block(block)
+
+for work in (fill, fill, decode, decode):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr

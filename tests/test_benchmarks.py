@@ -29,7 +29,6 @@ from benchmarks.systems import (  # noqa: E402
     TensorStoreZarr3,
     TouchMemory,
     ZarrDvid,
-    ZarrDvidCall,
     ZarrDvidDefaultPipeline,
 )
 from benchmarks.volumes import Tiled, dense_volume, sparse_volume  # noqa: E402
@@ -344,10 +343,3 @@ def test_a_system_that_fails_ends_the_run(tmp_path: Path) -> None:
         broken.check(operations.FRESH, [box])
     with peers.Worker(Memcpy.name, tmp_path, volume) as sound, pytest.raises(RuntimeError, match="fresh process"):
         sound.time(operations.FIRST, [box])
-
-
-def test_the_own_call_is_left_out_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    import zarr_dvid
-
-    monkeypatch.delattr(zarr_dvid, "read", raising=False)
-    assert ZarrDvidCall.absent() == "this zarr-dvid has no such call"

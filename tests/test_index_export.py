@@ -381,7 +381,7 @@ def test_exported_twice_with_other_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_the_log_counts_writers(tmp_path: Path, is_lost: bool) -> None:  # noqa: FBT001
+def test_the_log_counts_writers(tmp_path: Path, is_lost: bool) -> None:
     """Of files that they share; one that was exported twice hides no lost one."""
     log = b"--- Scale 0 ---\n  Volume:              2,048 x 2,048 x 2,048 voxels\n  Shard files:         4\n"
     two = [write_shard(make_chunks(xyz)) for xyz in ((0, 0, 0), (1, 1, 1))]
@@ -452,7 +452,7 @@ def test_chunks_past_the_end_do_not_scatter_a_scale(tmp_path: Path) -> None:
     export, _, _ = open_indexed(folder, tmp_path / "index", info=volume_info((640, 640, 640)))
     with pytest.warns(ExportWarning, match="past the end"):
         assert_reads(export, make_chunks((0, 1, 2), (4, 1, 1)))
-    assert not export.scales[0]._checked_placement().is_scattered
+    assert not export.scales[0].placement.is_scattered
     assert all_xyz(export) == {(0, 1, 2), (4, 1, 1)}
 
 

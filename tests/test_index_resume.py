@@ -198,9 +198,47 @@ def test_a_damaged_index_is_made_again(export: Path, tmp_path: Path, expected: d
 
 
 def test_several_processes_give_the_same_bytes(export: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
-    summary = index_export(export, tmp_path / "index", jobs=3, check_records=True, progress=False)
+    summary = index_export(export, tmp_path / "index", jobs=2, check_records=True, progress=False)
     assert index_files(tmp_path / "index") == expected
     assert summary.n_checked == summary.n_records == 2 * (N_SHARDS - 1) + 3 * WIDE_SHARDS
+
+
+def test_no_worker_outlives_a_killed_run(export: Path, tmp_path: Path) -> None:
+    code = """
+        import multiprocessing, sys, time
+        from zarr_dvid.index_builder import index_export
+        from zarr_dvid.index_journal import Journal
+
+        def stop(self, entry):
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+            time.sleep(60)
+
+        Journal.append = stop
+        if __name__ == "__main__":
+            index_export(sys.argv[1], sys.argv[2], jobs=2, progress=False)
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    with subprocess.Popen(
+        [sys.executable, str(script), str(export), str(tmp_path / "index")], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+    assert pids
+    deadline = time.monotonic() + 60
+    while any(_is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_two_runs_at_once_do_not_meet(export: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:

@@ -7,8 +7,10 @@ import gc
 import json
 import multiprocessing
 import pickle
+import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,7 @@ import zarr_dvid
 from zarr_dvid import AmbiguousChunkError, BlockError, DvidStore, ExportWarning, ReadOnlyError
 from zarr_dvid.codec import DvidBlockCodec
 from zarr_dvid.configuration import PIPELINE, use_pipeline
+from zarr_dvid.errors import ZarrDvidError
 from zarr_dvid.hierarchy import Hierarchy
 from zarr_dvid.pipeline import DvidPipeline, hierarchy_of
 
@@ -426,6 +429,19 @@ class TestExports:
         for selection in (np.s_[:], np.s_[60:70, 3, ::2], np.s_[1, 2, 3]):
             np.testing.assert_array_equal(array[selection], sample_volume(0, "labels")[selection])
 
+    def test_over_a_remote_filesystem(self, export: Path) -> None:
+        memory = fsspec.filesystem("memory")
+        memory.put(str(export), "/pipeline-remote", recursive=True)
+        store = DvidStore("memory://pipeline-remote")
+        assert store.hierarchy.export.reader.concurrency > 1
+        for target in (store, "dvid::memory://pipeline-remote"):
+            for array in (
+                both_arrays(target, "s0/labels") if target is store else [zarr.open_array(target, path="s0/labels")]
+            ):
+                for selection in (np.s_[:], np.s_[60:70, 3, ::2], np.s_[1, 2, 3]):
+                    np.testing.assert_array_equal(array[selection], sample_volume(0, "labels")[selection])
+        memory.rm("/pipeline-remote", recursive=True)
+
     def test_hierarchy_of(self, export: Path) -> None:
         store = DvidStore(export)
         assert hierarchy_of(store) == (store.hierarchy, "")
@@ -565,6 +581,76 @@ class TestErrors:
             found = list(pool.map(work, range(60)))
         assert set(found[1::2]) == {"right"}
         assert set(found[::2]) == {"s0/0_0_0.arrow (1, 1, 1)"}
+
+    def test_of_an_export_that_counts_voxels(self) -> None:
+        """The chunk is named in chunks, whoever decodes it."""
+        shard = write_shard(make_chunks((0, 0, 0), (1, 0, 0), (0, 1, 0)), Dialect(units="voxels"))
+        data = bytearray(shard.arrow)
+        at, size, _ = shard.ranges[1]
+        data[at + size - 200] ^= 1  # of the frame
+        files = shard.files() | {"s0/0_0_0.arrow": bytes(data)}
+        store, _ = counted(files, info=volume_info((128, 128, 64)))
+        for array in both_arrays(store, "s0/labels"):
+            for selection in (np.s_[:], np.s_[::3, ::3, ::3], np.s_[3, 4, 70]):
+                with pytest.raises(BlockError) as caught:
+                    array[selection]
+                assert (caught.value.path, caught.value.chunk_xyz) == ("s0/0_0_0.arrow", (1, 0, 0))
+            np.testing.assert_array_equal(array[:, 64:, :64], make_chunk((0, 1, 0)).voxels["labels"])
+
+    @pytest.mark.parametrize("name", DIALECTS)
+    def test_damaged_exports_read_alike(self, name: str) -> None:
+        """Whatever is done to a file: both pipelines give the same voxels, or the same error."""
+        rng = random.Random(7)
+        cells = [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 1), (2, 0, 0)]
+        files = write_shard(make_chunks(*cells), DIALECTS[name]).files()
+        windows = [window_of_chunk(xyz) for xyz in (*cells, (0, 0, 1), (2, 1, 1))]
+        n_refused = 0
+        for _ in range(25):
+            path = rng.choice([path for path in files if path.endswith(".arrow") or rng.random() < 0.3])
+            damaged = files | {path: damage(files[path], rng)}
+            selections = [*rng.sample(windows, 2), np.s_[::3, ::3, ::3]]
+            outcomes = []
+            for _ in range(2):
+                store, _ = counted(damaged, concurrency=rng.choice([1, 4]), info=volume_info((192, 128, 128)))
+                try:
+                    array = both_arrays(store, "s0/labels")[len(outcomes)]
+                except ZarrDvidError as error:
+                    outcomes.append([str(error)])
+                    continue
+                outcomes.append([outcome(array, selection) for selection in selections])
+            ours, theirs = outcomes
+            assert ours == theirs
+            n_refused += sum(isinstance(one, str) for one in ours)
+        assert n_refused > 5
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Changes some bytes, most of them of headers, or cuts some out."""
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        near_a_header = rng.choice([0, 696, 2880]) + rng.randrange(700)
+        at = rng.choice([rng.randrange(len(changed)), min(near_a_header, len(changed) - 1)])
+        match rng.randrange(4):
+            case 0:
+                changed[at] ^= 1 << rng.randrange(8)
+            case 1:
+                changed[at : at + 1] = rng.randbytes(1)
+            case 2:
+                changed[at : at + 4] = rng.choice([bytes(4), b"\xff" * 4, b"\0\2\0\0", b"\xff\xff\xff\x7f"])
+            case 3 if rng.random() < 0.2:
+                del changed[at : at + rng.choice([1, 8, 100])]
+    return bytes(changed)
+
+
+def outcome(array: Array, selection: Any) -> Any:
+    """A digest of the voxels, or what the error says but for which of several broken chunks it is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExportWarning)
+        try:
+            return hash(np.asarray(array[selection]).tobytes())
+        except ZarrDvidError as error:
+            # Of several broken chunks, a large selection may name any.
+            return "refused" if selection[0].step else str(error)
 
 
 class TestLoops:

@@ -148,7 +148,9 @@ class DvidBlockCodec(ArrayBytesCodec, ArrayBytesCodecPartialDecodeMixin):
             # Bytes that a store or filesystem of ours handed out are still the same object, and know where they are from.
             origin = array.base
             if isinstance(origin, RecordBytes):
-                raise error.located(path=origin.path, chunk_xyz=origin.chunk_xyz) from None
+                # What a record itself says of its chunk may count voxels.
+                facts = {**error.facts, "path": origin.path, "chunk_xyz": origin.chunk_xyz}
+                raise type(error)(error.problem, **facts) from None
             raise
 
 

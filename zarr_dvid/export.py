@@ -94,8 +94,7 @@ class Export:
         if self._index_argument is not None:
             return open_index(IndexFiles(self._index_argument))
         beside = self._root.get(DIRECTORY)
-        files = find_index(self.reader, is_beside=beside is not None and beside.is_dir)
-        return None if files is None else open_index(files)
+        return find_index(self.reader, is_beside=beside is not None and beside.is_dir)
 
     @lazy
     def scales(self) -> dict[int, Scale]:

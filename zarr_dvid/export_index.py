@@ -29,6 +29,8 @@ from zarr_dvid.shard_files import ShardFiles
 from zarr_dvid.volume import XYZ
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from zarr_dvid.index_tables import Table
 
 DIRECTORY = "zarr-dvid-index"  # in an export's root
@@ -62,31 +64,18 @@ class IndexFiles:
         """Of a file, for messages."""
         return f"{self.reader.url.rstrip('/')}/{self._inside(name)}"
 
-    def exists(self) -> bool:
-        """Whether there is an index, be it whole or not."""
-        try:
-            self.reader.size(self._inside(MANIFEST))
-        except MissingFileError:
-            return False
-        return True
-
-    def read_manifest(self) -> bytes:
-        """The document that names all else.
+    def read_manifest(self) -> bytes | None:
+        """The document that names all else, or None where there is none.
 
         Raises:
-            ShardIndexError: It is missing, empty or far too large.
+            ShardIndexError: It is empty or far too large.
         """
         try:
             size = self.reader.size(self._inside(MANIFEST))
             if 0 < size <= _MAX_MANIFEST_BYTES:
                 return self.reader.read_ranges(self._inside(MANIFEST), [(0, size)])[0]
-        except MissingFileError as error:
-            raise ShardIndexError(
-                "there is no index here",
-                path=self.path(MANIFEST),
-                found=error.found,
-                advice="Give the directory that `zarr-dvid index` wrote",
-            ) from None
+        except MissingFileError:
+            return None
         raise damaged(self.path(MANIFEST), "the file has an impossible length", found=f"{size} bytes")
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -141,7 +130,16 @@ class ExportIndex:
 
     def scale(self, level: int, shards: Mapping[XYZ, ShardFiles]) -> ScaleIndex:
         """What it tells of the shards that a scale has now."""
+        return self._rows_of(self.rows["scale"] == level, shards)
+
+    def shard(self, level: int, files: ShardFiles) -> ScaleIndex:
+        """The same of one shard alone."""
         which = self.rows["scale"] == level
+        for axis, voxel in zip("xyz", files.origin_voxel, strict=True):
+            which &= self.rows[f"origin_{axis}"] == voxel
+        return self._rows_of(which, {files.origin_voxel: files})
+
+    def _rows_of(self, which: npt.NDArray[np.bool_], shards: Mapping[XYZ, ShardFiles]) -> ScaleIndex:
         return ScaleIndex(self, {name: values[which] for name, values in self.rows.items()}, shards)
 
 
@@ -151,8 +149,37 @@ def open_index(files: IndexFiles) -> ExportIndex:
     Raises:
         ShardIndexError: It is missing, damaged, or of a later version.
     """
-    path = files.path(MANIFEST)
     data = files.read_manifest()
+    if data is None:
+        raise ShardIndexError(
+            "there is no index here", path=files.path(MANIFEST), advice="Give the directory that `zarr-dvid index` wrote"
+        )
+    return _opened(files, data)
+
+
+def find_index(reader: Reader, *, is_beside: bool) -> ExportIndex | None:
+    """The index of an export where nobody says where it is: beside it, or in the user's cache; None if there is none.
+
+    Args:
+        reader: Of the export.
+        is_beside: Whether its root has a directory of that name.
+
+    Raises:
+        ShardIndexError: It is damaged, or of a later version.
+    """
+    places = [IndexFiles(reader, DIRECTORY)] if is_beside else []
+    cached = cache_directory(reader.url)
+    if os.path.isfile(cached / MANIFEST):  # noqa: PTH113 - Path's raises where the cache can't be entered
+        places.append(IndexFiles(LocalReader(cached)))
+    for files in places:
+        data = files.read_manifest()
+        if data is not None:
+            return _opened(files, data)
+    return None
+
+
+def _opened(files: IndexFiles, data: bytes) -> ExportIndex:
+    path = files.path(MANIFEST)
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -291,17 +318,3 @@ def index_opener(
         return location
     is_same = location.split("://", 1)[0] == url.split("://", 1)[0]
     return functools.partial(open_reader, location, storage_options if is_same else None)
-
-
-def find_index(reader: Reader, *, is_beside: bool) -> IndexFiles | None:
-    """The index of an export where nobody says where it is: beside it, or in the user's cache.
-
-    Args:
-        reader: Of the export.
-        is_beside: Whether its root has a directory of that name.
-    """
-    if is_beside and (beside := IndexFiles(reader, DIRECTORY)).exists():
-        return beside
-    cached = cache_directory(reader.url)
-    is_cached = os.path.isfile(cached / MANIFEST)  # noqa: PTH113 - Path's raises where the cache can't be entered
-    return IndexFiles(LocalReader(cached)) if is_cached else None

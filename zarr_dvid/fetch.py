@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -73,7 +74,7 @@ def fetched(reader: Reader, fetches: Sequence[Fetch], *, max_bytes: int) -> Iter
         ZarrDvidError: A read fails; the error names the shard and the first chunk of the read.
     """
     if len(fetches) == 1:  # there is nothing to do meanwhile
-        yield fetches[0], _read(reader, fetches[0])
+        yield fetches[0], read_fetch(reader, fetches[0])
         return
     waiting = list(reversed(fetches))
     in_flight: dict[Future[list[bytes]], Fetch] = {}
@@ -86,7 +87,7 @@ def fetched(reader: Reader, fetches: Sequence[Fetch], *, max_bytes: int) -> Iter
                 and (not in_flight or nbytes + waiting[-1].nbytes <= max_bytes)
             ):
                 fetch = waiting.pop()
-                in_flight[_threads.pool().submit(_read, reader, fetch)] = fetch
+                in_flight[_threads.pool().submit(read_fetch, reader, fetch)] = fetch
                 nbytes += fetch.nbytes
             for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
                 yield in_flight[future], future.result()
@@ -98,13 +99,21 @@ def fetched(reader: Reader, fetches: Sequence[Fetch], *, max_bytes: int) -> Iter
         wait(in_flight)
 
 
-def _read(reader: Reader, fetch: Fetch) -> list[bytes]:
+def read_fetch(reader: Reader, fetch: Fetch) -> list[bytes]:
+    """Makes the reads of a fetch, and gives the bytes of each.
+
+    Raises:
+        ZarrDvidError: One fails; the error names the shard and the first chunk of the read.
+    """
     sources: list[bytes] = []
-    for read in fetch.reads:
+    for path, reads in itertools.groupby(fetch.reads, key=lambda read: read.path):
+        same = list(reads)
+        ranges = [(read.planned.offset_bytes, read.planned.size_bytes) for read in same]
         try:
-            sources += reader.read_ranges(read.path, [(read.planned.offset_bytes, read.planned.size_bytes)])
+            sources += reader.read_ranges(path, ranges)
         except ZarrDvidError as error:
-            raise error.located(path=read.path, chunk_xyz=read.chunk_xyz) from None
+            at = next((read for read in same if read.planned.offset_bytes == error.offset_bytes), same[0])
+            raise error.located(path=path, chunk_xyz=at.chunk_xyz) from None
     return sources
 
 

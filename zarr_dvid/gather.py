@@ -10,9 +10,9 @@ import numpy as np
 from zarr_dvid._native import core
 from zarr_dvid.block import CHUNK_SHAPE, Voxels
 from zarr_dvid.errors import RecordError, ZarrDvidError
-from zarr_dvid.fetch import Fetch, ShardRead, fetched, pack
+from zarr_dvid.fetch import Fetch, ShardRead, fetched, pack, read_fetch
 from zarr_dvid.pieces import Pieces
-from zarr_dvid.reads import plan_reads
+from zarr_dvid.reads import PlannedRead, plan_reads
 from zarr_dvid.record import RecordBatch, dvid_layouts
 from zarr_dvid.scale import Located
 from zarr_dvid.shard_index import CHUNK_VOXELS, Found, Place
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from zarr_dvid.export import Export
+    from zarr_dvid.reader import Reader
 
     Ints = npt.NDArray[np.int64]
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _SOURCE, _OFFSET, _SIZE, _X, _WINDOW, _SHAPE, _TARGET, _TO, _COLUMNS = 0, 1, 2, 3, 6, 9, 12, 13, 16
 _FILL = -1
 _REFUSED, _COMPRESSED_BODY = 1, 2
+_DONE = b"\0"
 
 _MAX_FETCH_BYTES = 8 << 20
 _GAP_BYTES = 16 << 10
@@ -73,6 +75,9 @@ def read_pieces(
     present[several] = True
     for shard in shards:
         present[shard.which] = True
+    if len(pieces) == 1 and shards:
+        work.decode_one(export.reader)
+        return present
     work.fill(np.flatnonzero(~present))
     max_bytes = min(_MAX_FETCH_BYTES, max(1, max_in_flight_bytes // 2))
     reads = [read for i, shard in enumerate(shards) for read in _plan(shard, i, pieces, max_bytes)]
@@ -132,6 +137,21 @@ class _Work:
         for some in self._portions(which):
             self._run((), self._jobs[some], dvid_layouts()[0].native)
             self._done(some)
+
+    def decode_one(self, reader: Reader) -> None:
+        """Reads and decodes the only piece there is, with less on the way than there is for many."""
+        [place] = self._shards
+        found, shard, jobs = place.found, place.shard, self._jobs
+        size = int(found.size_bytes[0])
+        planned = PlannedRead(int(found.offset_bytes[0]), size, np.zeros(1, np.int64))
+        fetch = Fetch((ShardRead(shard.path, planned, self._pieces.chunk_xyz(0), 0),))
+        sources = read_fetch(reader, fetch)
+        jobs[0, _SOURCE], jobs[0, _OFFSET], jobs[0, _SIZE] = 0, 0, size
+        jobs[0, _X:_WINDOW] = self._pieces.chunks_xyz[0] * (CHUNK_VOXELS if shard.units == "voxels" else 1)
+        if found.n_rows[0] != 1 or self._run(sources, jobs, shard.framing.layout.native) != _DONE:
+            self.decode(fetch, sources)  # which says why, or has Python decode it
+        else:
+            self._done(np.zeros(1, np.int64))
 
     def decode(self, fetch: Fetch, sources: Sequence[bytes]) -> None:
         """Decodes all records that reads brought."""
@@ -215,7 +235,7 @@ class _Work:
 
     def _run(self, sources: Sequence[bytes], jobs: Ints, layout: core.Layout) -> bytes:
         if len(self._targets) == 1:
-            targets: Sequence[Voxels] = self._targets
+            targets = [self._targets[0]]
         else:
             used, jobs[:, _TARGET] = np.unique(jobs[:, _TARGET], return_inverse=True)
             targets = [self._targets[i] for i in used.tolist()]

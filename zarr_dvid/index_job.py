@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,7 +149,7 @@ def check_shard(reader: Reader, task: Task, index: ExportIndex) -> int:
         ShardIndexError: One is not what the record says, or there are others than the shard has records.
         ShardError: The shard can't be read.
     """
-    scale = index.scale(task.level, {task.files.origin_voxel: task.files})
+    scale = index.shard(task.level, task.files)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExportWarning)
         shard = scale.load(task.files)
@@ -194,8 +197,17 @@ _worker: Worker | None = None
 def start_worker(url: str, storage_options: Mapping[str, Any] | None, folder: str | None) -> None:
     """Opens in a new process what its jobs need: the export, and the index if that is to be checked."""
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     index = open_index(IndexFiles(LocalReader(folder))) if folder is not None else None
     _worker = Worker(open_reader(url, storage_options), index)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_index(task: Task) -> Entry | None:

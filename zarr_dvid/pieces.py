@@ -76,20 +76,15 @@ def box_of(box: Sequence[slice], shape: ShapeZYX) -> tuple[slice, slice, slice]:
 
 def pieces_of_box(box: tuple[slice, slice, slice]) -> Pieces:
     """The pieces that make up a box of voxels, for one target of its shape."""
-    first, start, shape, to = ([], [], [], [])  # type: tuple[list[Ints], list[Ints], list[Ints], list[Ints]]
+    axes = []
     for part, side in zip(box, CHUNK_SHAPE, strict=True):
-        chunks = np.arange(part.start // side, -(-part.stop // side) if part.stop > part.start else part.start // side)
+        first, last = part.start // side, -(-part.stop // side)
+        chunks = np.arange(first, last if part.stop > part.start else first)
         low = np.maximum(chunks * side, part.start)
         high = np.minimum((chunks + 1) * side, part.stop)
-        first.append(chunks)
-        start.append(low - chunks * side)
-        shape.append(high - low)
-        to.append(low - part.start)
-
-    def rows(axes: list[Ints]) -> Ints:
-        return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
-
-    chunks_zyx = rows(first)
-    return Pieces(
-        np.ascontiguousarray(chunks_zyx[:, ::-1]), rows(start), rows(shape), np.zeros(len(chunks_zyx), np.int64), rows(to)
-    )
+        axes.append(np.stack([chunks, low - chunks * side, high - low, low - part.start], axis=1))
+    table = np.empty((*(len(axis) for axis in axes), 4, 3), np.int64)
+    for d, axis in enumerate(axes):
+        table[..., d] = axis.reshape([-1 if d == other else 1 for other in range(3)] + [4])
+    chunks_zyx, start, shape, to = table.reshape(-1, 4, 3).transpose(1, 0, 2)
+    return Pieces(chunks_zyx[:, ::-1], start, shape, np.zeros(len(chunks_zyx), np.int64), to)

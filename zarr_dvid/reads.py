@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,35 +44,30 @@ def plan_reads(offset_bytes: Ints, size_bytes: Ints, *, gap_bytes: int, max_byte
     Returns:
         The reads, by ascending offset. Every range lies in just one of them.
     """
-    if len(offset_bytes) < 2:
-        return [PlannedRead(int(o), int(n), np.zeros(1, np.int64)) for o, n in zip(offset_bytes, size_bytes, strict=True)]
     order = np.argsort(offset_bytes, kind="stable")
-    starts = offset_bytes[order]
-    ends = np.maximum.accumulate(starts + size_bytes[order])
-    apart = starts[1:] - ends[:-1]  # negative where ranges overlap
-    reads = []
-    for first, last in _spans(apart > gap_bytes):
-        for a, b in _within(starts[first:last], ends[first:last], apart[first : last - 1] >= 0, max_bytes):
-            i, j = first + a, first + b
-            reads.append(PlannedRead(int(starts[i]), int(ends[j - 1] - starts[i]), order[i:j]))
+    starts = offset_bytes[order].tolist()
+    ends = (offset_bytes + size_bytes)[order].tolist()
+    reads: list[PlannedRead] = []
+    begin = end = first = last = 0
+    for start, stop, i, j in _clumps(starts, ends):
+        if last and (start - end > gap_bytes or stop - begin > max_bytes):
+            reads.append(PlannedRead(begin, end - begin, order[first:last]))
+            last = 0
+        if not last:
+            begin, first = start, i
+        end, last = stop, j
+    if last:
+        reads.append(PlannedRead(begin, end - begin, order[first:last]))
     return reads
 
 
-def _spans(cuts: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int]]:
-    """Half-open spans of n + 1 things with cuts at some of the n places between them."""
-    at = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(cuts) + 1]
-    yield from itertools.pairwise(at)
-
-
-def _within(starts: Ints, ends: Ints, may_cut: npt.NDArray[np.bool_], max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Half-open spans of ranges, each as long as fits into `max_bytes`, or as can't be cut shorter."""
-    cuts = np.concatenate([[0], np.flatnonzero(may_cut) + 1, [len(starts)]])
+def _clumps(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Ranges that overlap, taken together: start, end, and the half-open span of ranges. Starts must ascend."""
     first = 0
     while first < len(starts):
-        # The last cut such that all before it fits; else the first one there is.
-        n_fit = int(np.searchsorted(ends, starts[first] + max_bytes, side="right"))
-        last = int(cuts[np.searchsorted(cuts, max(n_fit, first + 1), side="right") - 1])
-        if last <= first:
-            last = int(cuts[np.searchsorted(cuts, first, side="right")])
-        yield first, last
+        last, end = first + 1, ends[first]
+        while last < len(starts) and starts[last] < end:
+            end = max(end, ends[last])
+            last += 1
+        yield starts[first], end, first, last
         first = last

@@ -13,6 +13,7 @@ from zarr_dvid.cache import ByteBoundedCache
 from zarr_dvid.cubes import by_cube, corner, first_chunk, located_at
 from zarr_dvid.errors import ExportError, ExportWarning, MissingFileError
 from zarr_dvid.lazy import lazy
+from zarr_dvid.occupied import met_first, shards_near
 from zarr_dvid.placement import Placement, are_in_cubes, boxes_of, common_cube, join_boxes
 from zarr_dvid.reader import Reader
 from zarr_dvid.scale_index import ScaleIndex
@@ -101,11 +102,11 @@ class Scale:
                 advice="Give a neuroglancer volume description as info=, or remove the empty directory",
             )
         ends = np.ones(3, np.int64)
-        if self.index is not None and len(self.index.boxes):
-            ends = self.index.boxes.high.max(axis=0) + 1
+        if self.index is not None:
+            ends = np.maximum(ends, self.index.end_xyz)
         # The last chunk along an axis lies in one of the shards that are last along it, unless shards are no cubes.
         last = [max(origin[axis] for origin in self.shards) for axis in range(3)]
-        is_scattered = self._checked_placement().is_scattered
+        is_scattered = self.placement.is_scattered
         for origin in self.shards:
             if self.index is not None and origin in self.index and origin not in self.index.broken:
                 continue
@@ -176,7 +177,7 @@ class Scale:
         # Elsewhere a chunk is looked for only if it is not there, or if shards were seen to hold others' chunks.
         if found and not self._looks_everywhere:
             return found
-        placement = self._checked_placement()
+        placement = self.placement
         found += self._holding(
             chunk_xyz, [other for other in placement.shards_near(chunk_xyz, chunk_xyz) if other != origin]
         )
@@ -216,7 +217,7 @@ class Scale:
             # As in `find`; what is learned from any of the shards holds for all chunks.
             absent = np.flatnonzero(n_records == 0)
             with located_at(first_chunk(chunks, absent if len(absent) else np.arange(1))):
-                placement = self._checked_placement()
+                placement = self.placement
             for some in cubes if placement.is_scattered else ():
                 origin = corner(first_chunk(chunks, some), self.cube_voxels)
                 near = placement.shards_near(chunks[some].min(axis=0), chunks[some].max(axis=0))
@@ -308,45 +309,17 @@ class Scale:
             ShardIndexError: The index of such a shard can't be trusted.
             MissingFileError: Such a shard is gone since the export was indexed.
         """
-        if not self.shards:
-            return
-        last = np.array(self.grid_xyz) - 1
+        last = np.array(self.grid_xyz) - 1 if self.shards else np.full(3, -1)
         low, high = np.array(low_xyz), last if high_xyz is None else np.minimum(last, high_xyz)
         if self.index is not None:
             self.index.require_none_gone(low, high)
+        # Without a placement, which may have to be looked for, where all shards are loaded anyway.
         is_whole = not low.any() and (high == last).all()
-        for origin in self.shards if is_whole else self._shards_near(low, high):
+        for origin in self.shards if is_whole else shards_near(self.placement, self.shards, low, high, self.cube_voxels):
             chunks = self.load(origin).index.chunks_xyz()
             chunks = chunks[((chunks >= low) & (chunks <= high)).all(axis=1)]
-            yield chunks if are_in_cubes([(origin, chunks)], self.cube_voxels) else self._met_first(chunks, origin)
-
-    def _shards_near(self, low: Ints, high: Ints) -> Iterator[XYZ]:
-        """The shards that may hold a chunk of a box."""
-        if (low > high).any():
-            return
-        placement = self._checked_placement()
-        if placement.broken_may_hold_any:
-            raise placement.broken[0].located()
-        strays = set(placement.shards_near(low, high))
-        side = self.cube_voxels // CHUNK_VOXELS
-        for origin in self.shards:
-            first = np.array(origin) // CHUNK_VOXELS
-            if origin in strays or ((first <= high).all() and (not side or (first + side > low).all())):
-                yield origin
-
-    def _met_first(self, chunks: Ints, origin: XYZ) -> Ints:
-        """A shard's chunks without those that their own cube's shard lists, or one with strays that comes before it."""
-        placement = self._checked_placement()
-        keep = np.ones(len(chunks), bool)
-        for some in by_cube(chunks, self.cube_voxels):
-            own = corner(first_chunk(chunks, some), self.cube_voxels)
-            if own == origin:
-                continue
-            near = placement.shards_near(chunks[some].min(axis=0), chunks[some].max(axis=0))
-            others = [other for other in near if other < origin and other != own] + [own] * (own in self.shards)
-            for other in others:
-                keep[some] &= self.load(other).index.look_up(chunks[some]).n_records == 0
-        return chunks[keep]
+            is_sound = are_in_cubes([(origin, chunks)], self.cube_voxels)
+            yield chunks if is_sound else chunks[met_first(self, chunks, origin)]
 
     @property
     def _spec_cube_voxels(self) -> int | None:
@@ -355,7 +328,8 @@ class Scale:
             return None
         return self._sharding.cube_voxels(self._documented_size)
 
-    def _checked_placement(self) -> Placement:
+    @property
+    def placement(self) -> Placement:
         """Whether chunks lie in the cubes of their files; looked into once, when a chunk is first said to be absent.
 
         They do not where an export's spec has shards that are no cubes or share their names, nor in files of DVID's

@@ -112,6 +112,8 @@ class ScaleIndex:
         self.is_shared = bool((rows["n_streams"][is_fresh] > 1).any())
         self.n_further_writers = _n_further_writers({name: values[is_fresh & ~is_broken] for name, values in rows.items()})
         self._gone = boxes.at(~is_there & (has_records | is_broken))
+        seen = boxes.high[has_records & (is_fresh | ~is_there)]
+        self.end_xyz: Ints = seen.max(axis=0) + 1 if len(seen) else np.zeros(3, np.int64)
 
     def __contains__(self, origin: XYZ) -> bool:
         return origin in self._row_of

@@ -131,7 +131,6 @@ def _target(out: npt.NDArray[Any], chunk_selection: Sequence[Any]) -> Voxels | N
     view = out[tuple(slice(None) if isinstance(part, slice) else np.newaxis for part in chunk_selection)]
     is_good = (
         view.dtype == np.uint64
-        and view.dtype.isnative
         and view.flags.writeable
         and view.flags.aligned
         and (view.strides[2] == 8 or view.shape[2] == 1)

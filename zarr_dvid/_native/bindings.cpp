@@ -171,7 +171,7 @@ nb::bytes decode_batch(const std::vector<nb::object>& sources, nb::handle jobs, 
 }
 
 nb::bytes encode_block(nb::handle volume) {
-  const Held held(volume, PyBUF_STRIDED);
+  const Held held(volume, PyBUF_STRIDED_RO);
   const Py_buffer& view = held.view();
   require_voxels(view);
   for (int d = 0; d < 3; ++d)

@@ -1,4 +1,4 @@
-// Threads for batches of jobs. Made when first needed in a process, and never waited for at a fork or at its end.
+// Threads for batches of jobs. They are made when a process first needs them, and never waited for at a fork or at its end.
 #pragma once
 
 #include <pthread.h>
