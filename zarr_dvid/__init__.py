@@ -19,6 +19,7 @@ from zarr_dvid.errors import (
     ZarrDvidError,
 )
 from zarr_dvid.filesystem import DvidFileSystem
+from zarr_dvid.index_builder import IndexSummary, index_export
 from zarr_dvid.store import DvidStore, open
 from zarr_dvid.writer import write_export
 
@@ -31,6 +32,7 @@ __all__ = [
     "DvidStore",
     "ExportError",
     "ExportWarning",
+    "IndexSummary",
     "MissingFileError",
     "ReadOnlyError",
     "RecordError",
@@ -40,6 +42,7 @@ __all__ = [
     "block_info",
     "decode_block",
     "encode_block",
+    "index_export",
     "open",
     "write_export",
 ]

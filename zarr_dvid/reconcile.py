@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TWICE = (
     "The shard was exported twice, written by several writers at once, or its index is cut;"
-    " export it again into an empty directory, or run `zarr-dvid index`, which finds all records of such a file if they"
+    " export it again into an empty directory, or run 'zarr-dvid index', which finds all records of such a file if they"
     " are whole"
 )
 

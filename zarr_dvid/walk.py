@@ -38,7 +38,7 @@ _TAIL_BYTES = 48
 
 SEVERAL_STREAMS = (
     "It was exported twice into the same directory, or written by several writers at once; export it again into an empty"
-    " directory, or run `zarr-dvid index`, which finds all records of such a file if they are whole"
+    " directory, or run 'zarr-dvid index', which finds all records of such a file if they are whole"
 )
 
 
