@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import threading
@@ -105,9 +106,9 @@ def test_memory_is_flat_while_10000_chunks_are_read(export: Path, pipeline: bool
 @pytest.mark.parametrize("pipeline", [True, False])
 def test_memory_is_flat_while_a_shard_is_streamed(export: Path, pipeline: bool) -> None:
     noted = resident_while(export, pipeline=pipeline, what="slabs")
-    # A slab takes 128 MiB while it is there, and zarr's own pipeline decodes up to ten chunks of 2 MiB at once. Bounds what
-    # each of the 16 slabs of the second half could leave behind to 1 MiB.
-    assert max(noted[16:]) - max(noted[4:16]) < 16 * MIB
+    # A slab takes 128 MiB while it is there. Zarr's loop thread may hold one a moment longer, and zarr's own
+    # pipeline decodes up to ten chunks of 2 MiB at once. Bounds what each slab could leave behind to about 1 MiB.
+    assert statistics.median(noted[18:]) - statistics.median(noted[4:18]) < 14 * MIB
 
 
 class Held(bytes):
