@@ -99,7 +99,8 @@ def test_memory_is_flat_while_10000_chunks_are_read(export: Path, pipeline: bool
     noted = resident_while(export, pipeline=pipeline, what="chunks")
     warm = len(noted) // 10
     # Bounds what each of the 9,216 chunks that follow could leave behind to 1 KiB; the indexes of four shards are in it.
-    assert max(noted[warm:]) - noted[warm] < 9 * MIB
+    # Zarr's own pipeline has chunks decoded by a few threads of a pool, each of which keeps the memory of two for the next.
+    assert max(noted[warm:]) - noted[warm] < (9 if pipeline else 36) * MIB
 
 
 @needs_statm
