@@ -44,7 +44,7 @@ class Watch:
     """Counts the files that this process opens below some folders, and the directories that it lists, from now on."""
 
     def __init__(self, place: Place) -> None:
-        self._roots = tuple(os.path.abspath(root) + os.sep for root in (place.folder, place.index) if root)  # noqa: PTH100
+        self._roots = tuple(os.path.abspath(root) + os.sep for root in (place.folder, place.index) if root)  # noqa: PTH100 - compared as text
         self.opened: list[str] = []
         self.listed: list[str] = []
         sys.addaudithook(self._hear)

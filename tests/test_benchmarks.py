@@ -19,8 +19,8 @@ if not (ROOT / "benchmarks").exists():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import chart, forms, operations, peers, report, targets, worker  # noqa: E402
-from benchmarks.systems import (  # noqa: E402
+from benchmarks import chart, forms, operations, peers, report, targets, worker  # noqa: E402 - found by the path above
+from benchmarks.systems import (  # noqa: E402 - found by the path above
     SYSTEMS,
     FillMemory,
     Memcpy,
@@ -31,7 +31,7 @@ from benchmarks.systems import (  # noqa: E402
     ZarrDvid,
     ZarrDvidDefaultPipeline,
 )
-from benchmarks.volumes import Tiled, dense_volume, sparse_volume  # noqa: E402
+from benchmarks.volumes import Tiled, dense_volume, sparse_volume  # noqa: E402 - found by the path above
 
 if TYPE_CHECKING:
     from benchmarks.volumes import Box

@@ -28,9 +28,9 @@ if not (ROOT / "benchmarks").exists():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.fullsize import cases_of  # noqa: E402
-from benchmarks.probes import read_rows  # noqa: E402
-from benchmarks.simulate import FULL, MALE_CNS, ShardPlan, Tissue, plan_shards, simulate  # noqa: E402
+from benchmarks.fullsize import cases_of  # noqa: E402 - found by the path above
+from benchmarks.probes import read_rows  # noqa: E402 - found by the path above
+from benchmarks.simulate import FULL, MALE_CNS, ShardPlan, Tissue, plan_shards, simulate  # noqa: E402 - found by the path above
 
 Ints = npt.NDArray[np.int64]
 

@@ -35,8 +35,8 @@ if not (ROOT / "benchmarks").exists():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import references  # noqa: E402
-from benchmarks.references import Place, icechunk_store, kerchunk_store, places_of  # noqa: E402
+from benchmarks import references  # noqa: E402 - found by the path above
+from benchmarks.references import Place, icechunk_store, kerchunk_store, places_of  # noqa: E402 - found by the path above
 
 KINDS = ("Icechunk", "kerchunk", "kerchunk v2")
 WITH_PARTS = ("Icechunk", "kerchunk")  # zarr decodes only whole chunks of Zarr v2

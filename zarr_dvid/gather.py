@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 # Columns of the native core's table of jobs.
 _SOURCE, _OFFSET, _SIZE, _X, _WINDOW, _SHAPE, _TARGET, _TO, _COLUMNS = 0, 1, 2, 3, 6, 9, 12, 13, 16
 _FILL = -1
-_REFUSED, _COMPRESSED_BODY = 1, 2
+_REFUSED, _COMPRESSED_BODY = 1, 2  # states of a job when it was tried; 0 is done
 _DONE = b"\0"
 
 _MAX_FETCH_BYTES = 8 << 20
-_GAP_BYTES = 16 << 10
+_GAP_BYTES = 16 << 10  # what takes a local file no longer to read than to ask again
 _HANDED_OVER_AT_ONCE = 32  # pieces
 
 

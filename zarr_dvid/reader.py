@@ -51,7 +51,7 @@ class Reader(Protocol):
 
     @property
     def window_bytes(self) -> int:
-        """How many bytes are worth fetching in one read rather than asking twice."""
+        """How many bytes to fetch at a time when a file is gone through by its messages' headers."""
         ...
 
     @property
